@@ -1,0 +1,84 @@
+# Everything a person does with this tree. Each target makes what it needs in .venv first; a second run is quick.
+#   make run ARGS="-c config/examples/minimal.yaml"      make test ARGS="-k breaker -x"
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+PY := $(VENV)/bin/python
+# Errors only: pip warns about every index a machine is set up with that lacks a package.
+PIP := $(PY) -m pip --disable-pip-version-check --quiet --quiet
+ARGS ?=
+export PYTHON # `make PYTHON=…` picks the interpreter; see .ci/python
+
+CODE := sidecar telemetry config tests benchmarks
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: run
+run: $(VENV)/.installed ## start the proxy (ARGS="-c file.yaml")
+	@exec $(PY) -m sidecar run $(ARGS)
+
+.PHONY: demo
+demo: $(VENV)/.installed ## a proxy, a flaky upstream and a client: see something happen
+	@exec $(PY) config/examples/demo.py $(ARGS)
+
+.PHONY: test
+test: lint ## lint, then every test with branch coverage (ARGS="-k name")
+	$(PY) -m pytest --cov $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.installed-dev ## ruff, formatting, mypy
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+
+.PHONY: format
+format: $(VENV)/.installed-dev ## let ruff fix and format the code
+	$(PY) -m ruff check --fix
+	$(PY) -m ruff format
+
+.PHONY: bench
+bench: $(VENV)/.installed-dev ## ratios against peers on this machine
+	@.ci/system-packages wrk=wrk nginx=nginx h2load=nghttp2-client taskset=util-linux
+	@PATH="$$PATH:/usr/sbin" $(PY) -m benchmarks.run $(ARGS)
+
+# The lock files name versions and hashes, never the place they came from. UPGRADE=1 takes newer versions.
+COMPILE = $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
+.PHONY: lock
+lock: | $(PY) ## rewrite the lock files from pyproject.toml (UPGRADE=1 for newer versions)
+	@$(PY) -c "import uv" 2>/dev/null || $(PIP) install uv
+	$(COMPILE) pyproject.toml --output-file requirements.lock
+	$(COMPILE) pyproject.toml --group dev --group bench --constraint requirements.lock \
+		--output-file requirements-dev.lock
+	$(COMPILE) --group build --constraint requirements-dev.lock --output-file requirements-build.lock
+
+.PHONY: clean
+clean: ## remove everything these targets made
+	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find $(wildcard $(CODE)) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A virtual environment whose interpreter has gone (Python was upgraded or removed) is made anew. Decided while
+# reading this file, because make looks at a stamp before it looks at what the stamp depends on.
+ifneq ($(shell $(PY) -c "print(1)" 2>/dev/null),1)
+$(shell rm -f $(PY) $(VENV)/.installed $(VENV)/.installed-dev)
+endif
+
+$(PY):
+	@python=$$(.ci/python) && rm -rf $(VENV) && echo "Making $(VENV) with $$python" && \
+		"$$python" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(VENV)/.installed: requirements.lock | $(PY)
+	@echo "Installing requirements.lock"
+	@$(PIP) install --require-hashes -r requirements.lock
+	@touch $@
+
+# Every version in requirements.lock is in requirements-dev.lock too, so one install serves both.
+$(VENV)/.installed-dev: requirements-dev.lock requirements.lock | $(PY)
+	@echo "Installing requirements-dev.lock"
+	@$(PIP) install --require-hashes -r requirements-dev.lock
+	@touch $(VENV)/.installed $@

@@ -1,0 +1,143 @@
+"""What must hold between settings, beyond each being valid alone.
+
+Pure: a Settings goes in, a list of contradictions comes out, nothing is raised, so that all can be shown at
+once. Each names the keys it was derived from; when one of those is itself wrong the contradiction is not
+worth telling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from config.addresses import is_loopback, join_host_port
+
+if TYPE_CHECKING:
+    from config.model import Settings
+
+KeyPath = tuple[str | int, ...]
+_EVERY_INTERFACE = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Settings that are valid each but not together."""
+
+    path: KeyPath
+    """The key to point at."""
+    message: str
+    derived_from: tuple[KeyPath, ...]
+    """Every key that was looked at."""
+    candidates: tuple[str, ...] = ()
+    """Values that would have been right, for suggesting the nearest."""
+
+    @property
+    def key(self) -> str:
+        return ".".join(str(part) for part in self.path)
+
+
+def contradictions(settings: Settings) -> list[Contradiction]:
+    """All of them, in the order of the keys they point at."""
+    return [
+        *exposure_problems(settings),
+        *_shared_ports(settings),
+        *_unreachable_upstreams(settings),
+        *_claimed_twice(settings),
+        *_unknown_policies(settings),
+    ]
+
+
+def exposure_problems(settings: Settings) -> list[Contradiction]:
+    """Listeners that others could misuse: an open proxy, or an admin port beyond this machine."""
+    found = []
+    if not is_loopback(settings.listen.host) and settings.egress.mode != "configured_only":
+        found.append(
+            Contradiction(
+                ("listen", "host"),
+                "everyone who can reach this address could use the sidecar as an open proxy; "
+                "set `egress.mode: configured_only`, or listen on 127.0.0.1",
+                (("listen", "host"), ("egress", "mode")),
+            )
+        )
+    if not is_loopback(settings.admin.host):
+        found.append(
+            Contradiction(
+                ("admin", "host"),
+                "the admin port may not leave this machine; keep it on loopback (127.0.0.1) and use `probes` "
+                "for the kubelet and Prometheus",
+                (("admin", "host"),),
+            )
+        )
+    return found
+
+
+def _shared_ports(settings: Settings) -> Iterator[Contradiction]:
+    seen: list[tuple[str, str, int]] = []
+    for name, listener in (
+        ("listen", settings.listen),
+        ("admin", settings.admin),
+        ("probes", settings.probes),
+    ):
+        if listener is None or listener.port == 0:
+            continue
+        for other_name, other_host, other_port in seen:
+            if listener.port == other_port and _overlap(listener.host, other_host):
+                yield Contradiction(
+                    (name, "port"),
+                    f"`{other_name}` already takes {join_host_port(other_host, other_port)}; "
+                    "give each listener a port of its own (0 takes any free one)",
+                    (
+                        (name, "host"),
+                        (name, "port"),
+                        (other_name, "host"),
+                        (other_name, "port"),
+                    ),
+                )
+                break
+        seen.append((name, listener.host, listener.port))
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two bind addresses cannot both have the same port."""
+    names = {"127.0.0.1" if host == "localhost" else host for host in (one, other)}
+    return len(names) == 1 or any(host in names for host in _EVERY_INTERFACE)
+
+
+def _unreachable_upstreams(settings: Settings) -> Iterator[Contradiction]:
+    for name, upstream in settings.upstreams.items():
+        path = ("upstreams", name)
+        looked_at = tuple((*path, key) for key in ("hosts", "route", "endpoints"))
+        if not upstream.hosts and upstream.route is None:
+            message = "no request can ever match this upstream; give it `hosts`, or a `route` with `endpoints`"
+            yield Contradiction(path, message, looked_at)
+        elif not upstream.hosts and not upstream.endpoints:
+            message = "a `route` without `hosts` does not say where to send the request; add `endpoints`"
+            yield Contradiction((*path, "route"), message, looked_at)
+
+
+def _claimed_twice(settings: Settings) -> Iterator[Contradiction]:
+    route_owners: dict[str, str] = {}
+    host_owners: dict[str, str] = {}
+    for name, upstream in settings.upstreams.items():
+        if upstream.route is not None:
+            owner = route_owners.setdefault(upstream.route, name)
+            if owner != name:
+                path = ("upstreams", name, "route")
+                message = f"upstream `{owner}` already has this route; a route belongs to one upstream"
+                yield Contradiction(path, message, (path, ("upstreams", owner, "route")))
+        for index, entry in enumerate(upstream.hosts):
+            owner = host_owners.setdefault(entry, name)
+            if owner != name:
+                entry_path = ("upstreams", name, "hosts", index)
+                message = f"upstream `{owner}` already has this host; a host belongs to one upstream"
+                yield Contradiction(entry_path, message, (("upstreams", name, "hosts"), ("upstreams", owner, "hosts")))
+
+
+def _unknown_policies(settings: Settings) -> Iterator[Contradiction]:
+    for name, upstream in settings.upstreams.items():
+        if upstream.policy not in settings.policies:
+            path = ("upstreams", name, "policy")
+            known = tuple(settings.policies)
+            message = f"there is no policy of this name under `policies` (there is: {', '.join(known)})"
+            yield Contradiction(path, message, (path, ("policies", upstream.policy)), known)

@@ -1,0 +1,90 @@
+"""One upstream: which requests belong to it, where they go, and how long each step may take.
+
+Kept apart from the root model only for its length. It is plain data: choosing an upstream for a request is
+`sidecar/routing.py`'s work, and what must hold between several upstreams is checked in `config/checks.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from config.fields import (
+    Count,
+    EndpointText,
+    FilePath,
+    Flag,
+    HostEntryText,
+    OffInYaml,
+    Route,
+    Seconds,
+    Section,
+)
+
+
+class Timeouts(Section):
+    """How long the steps of one exchange with an upstream may take, in seconds."""
+
+    connect: Seconds = 5.0
+    """From the start of dialing to a connection that can be used: name resolution, TCP and TLS together."""
+    body_idle: Seconds = 60.0
+    """The longest silence in the middle of a request or response body before the exchange is given up."""
+    pool_idle: Seconds = 60.0
+    """How long an unused connection is kept for the next request."""
+
+
+class ClientCertificate(Section):
+    """What the sidecar shows to an upstream that asks for a client certificate (mutual TLS)."""
+
+    cert: FilePath
+    """PEM file with the certificate, followed by its chain."""
+    key: FilePath
+    """PEM file with the private key; it may be the same file."""
+
+
+def _one_file_holds_both(given: Any) -> Any:
+    return {"cert": given, "key": given} if isinstance(given, str) else given
+
+
+class Upstream(Section):
+    """A service the application calls. It needs `hosts`, or a `route` together with `endpoints`."""
+
+    hosts: tuple[HostEntryText, ...] = ()
+    """Requests for these hosts belong to this upstream: `host`, `host:port` or `*.suffix`. Without a port
+    every port matches; the most specific entry wins. Quote entries that begin with `*` or `[`."""
+    route: Route | None = None
+    """Requests sent to the listener itself whose path begins with this prefix belong to this upstream, as in
+    /payments. `/` catches every path that nothing else matches."""
+    strip_prefix: Flag = True
+    """Whether the route's prefix is removed from the path before the request is sent on."""
+    rewrite_host: Flag | None = None
+    """Whether the `Host` header (and the TLS server name) becomes that of the endpoint. When not set: yes for
+    requests that came in by `route`, no for those where the application named the host itself."""
+    endpoints: tuple[EndpointText, ...] = ()
+    """Where the requests are sent: http://host[:port] or https://host[:port], without a path. Without
+    endpoints they go where the application said."""
+    tls: Annotated[Literal["off", "originate"], OffInYaml] = "off"
+    """`originate`: the application speaks plain http to the sidecar, and the sidecar speaks verified TLS to
+    the upstream, never in clear. `off`: as the application or the endpoint says; https:// endpoints always
+    use TLS."""
+    ca_bundle: FilePath | None = None
+    """PEM file with the authorities to trust for this upstream instead of the system's own. Relative paths
+    start at the working directory."""
+    client_cert: (
+        Annotated[
+            ClientCertificate,
+            BeforeValidator(_one_file_holds_both, json_schema_input_type=str | ClientCertificate),
+        ]
+        | None
+    ) = None
+    """Certificate and key for mutual TLS: either the path of one PEM file that holds both, or {cert, key}."""
+    insecure_skip_verify: Flag = False
+    """Do not verify the upstream's certificate. Anyone on the way can then read and change the traffic: for
+    experiments only. Prefer `ca_bundle`."""
+    policy: str = "default"
+    """The name of the policy, one of `policies`, that this upstream's requests follow."""
+    timeouts: Timeouts = Field(default_factory=Timeouts)
+    max_in_flight: Count | None = None
+    """How many requests may be under way to this upstream at once; more are refused with OVERLOADED. Not set:
+    no limit of its own."""

@@ -1,0 +1,83 @@
+"""What the app gets from the sidecar itself: the error shape, as bytes ready to be written.
+
+Law: one place knows the shape. Every error has a code from the registry, a sentence for a person, the request's
+id and a link to the page that explains the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import orjson
+
+from config.errors import registry
+from sidecar import clock
+
+
+def _status_lines() -> dict[int, bytes]:
+    named = {status.value: status.phrase for status in HTTPStatus}
+    named |= {413: "Content Too Large", 422: "Unprocessable Content", 499: "Client Closed Request"}
+    return {code: b"HTTP/1.1 %d %b\r\n" % (code, phrase.encode()) for code, phrase in named.items()}
+
+
+STATUS_LINES = _status_lines()
+_REASONS = {code: line[13:-2] for code, line in STATUS_LINES.items()}
+
+
+def status_line(status: int, reason: bytes) -> bytes:
+    """The upstream's own reason phrase, from the table when it is the usual one."""
+    if _REASONS.get(status) == reason:
+        return STATUS_LINES[status]
+    return b"HTTP/1.1 %d %b\r\n" % (status, reason)
+
+
+class Answers:
+    """Builds error answers. `documentation` is where the pages of the error codes are served."""
+
+    def __init__(self, documentation: str) -> None:
+        self.documentation = documentation
+
+    def error(
+        self,
+        code: str,
+        message: str,
+        *,
+        request_id: str,
+        wall: float,
+        details: Mapping[str, object],
+        trace_id: str | None = None,
+        status: int | None = None,
+        retry_after: int | None = None,
+        lines: bytes = b"",
+        close: bool = False,
+        without_body: bool = False,
+    ) -> tuple[int, bytes]:
+        """The status and the whole answer."""
+        entry = registry()[code]
+        shown = status or entry.status
+        body = orjson.dumps(
+            {
+                "error_code": code,
+                "message": message,
+                "details": details,
+                "request_id": request_id,
+                "trace_id": trace_id,
+                "timestamp": clock.utc_timestamp(wall),
+                "retry_after": retry_after,
+                "documentation_url": f"{self.documentation}/errors/{code}",
+            }
+        )
+        head = [
+            STATUS_LINES.get(shown) or b"HTTP/1.1 %d \r\n" % shown,
+            b"Content-Type: application/json\r\nContent-Length: %d\r\nDate: %b\r\n" % (len(body), clock.http_date(wall)),
+            lines,
+        ]
+        if retry_after is not None:
+            head.append(b"Retry-After: %d\r\n" % retry_after)
+        if close:
+            head.append(b"Connection: close\r\n")
+        head.append(b"\r\n")
+        if not without_body:
+            head.append(body)
+        return shown, b"".join(head)

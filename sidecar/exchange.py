@@ -1,0 +1,558 @@
+"""START READING HERE. One request of the app, from its parsed head to its last byte.
+
+route → admit → attempt → relay → settle, in this order, in `run`. The exchange owns the loop over attempts: it
+asks pure policies what to do and does it. It fills one record; when the app has its answer the record alone
+feeds every signal.
+
+Law: whatever happens, the request ends in exactly one outcome, the upstream connection is either given back
+whole or closed, and an answer once begun is finished or visibly broken off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from aiohttp import HttpVersion10, HttpVersion11
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
+
+from sidecar import clock, relay
+from sidecar.body import RequestBody
+from sidecar.failures import AttemptFailed, Malformed, Refused, UploadBroken
+from sidecar.headers import RequestFields, check_request_codings, request_head
+from sidecar.policy.classify import code_of, is_verdict
+from sidecar.policy.resend import may_resend
+from sidecar.routing import no_route, origin_path, split_absolute
+from sidecar.upstream.connection import UpstreamConnection
+from sidecar.upstream.endpoints import Destination, UpstreamState
+from sidecar.upstream.pool import Pool
+from telemetry.record import CONNECTED, SENT, Attempt, Session
+
+if TYPE_CHECKING:
+    from sidecar.inbound import Downstream
+    from sidecar.proxy import Proxy
+
+_UPGRADE_LINES = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+
+
+class Exchange:
+    """See the module's law. After `run`, `keep_alive` and `taken_over` tell the connection how to go on."""
+
+    __slots__ = (
+        "_answered",
+        "_body",
+        "_client",
+        "_connection",
+        "_destination",
+        "_fields",
+        "_message",
+        "_payload",
+        "_pool",
+        "_proxy",
+        "_started",
+        "_upload",
+        "_upstream",
+        "continued",
+        "http10",
+        "keep_alive",
+        "record",
+        "taken_over",
+    )
+
+    def __init__(
+        self, proxy: Proxy, client: Downstream, message: RawRequestMessage, payload: StreamReader, started: float
+    ) -> None:
+        self._proxy = proxy
+        self._client = client
+        self._message = message
+        self._payload = payload
+        self._started = started
+        self._fields: RequestFields = RequestFields(message.raw_headers)
+        self._destination: Destination | None = None
+        self._upstream: UpstreamState | None = None
+        self._pool: Pool | None = None
+        self._connection: UpstreamConnection | None = None
+        self._body: RequestBody | None = None
+        self._upload: asyncio.Task[None] | None = None
+        self._answered = False
+        self.continued = False
+        self.http10 = message.version is not HttpVersion11
+        self.keep_alive = not message.should_close and not self.http10
+        self.taken_over = False
+        self.record = Session(proxy.next_session_id(), message.method, message.path, started)
+
+    @property
+    def expects_continue_unanswered(self) -> bool:
+        """The app waits for a 100 before it sends its body, and never got one."""
+        return self._fields.expects_continue and not self.continued
+
+    async def run(self) -> None:
+        record = self.record
+        try:
+            target = self._route()
+            self._admit()
+            await self._attempt(target)
+            await self._relay()
+        except Malformed as malformed:
+            self._answer_malformed(malformed)
+            return  # not a session: counted apart
+        except Refused as refused:
+            self._answer_refused(refused)
+        except AttemptFailed as failed:
+            self._answer_failed(failed)
+        except UploadBroken as broken:
+            self._answer_broken_upload(broken)
+        except asyncio.CancelledError:
+            record.outcome = "cancelled"
+            record.code = "CLIENT_DISCONNECTED"
+            raise
+        except Exception as error:
+            self._answer_internal(error)
+        finally:
+            self._settle()
+
+    # ---- route -----------------------------------------------------------------------------------------------
+
+    def _route(self) -> bytes:
+        """Find the destination; return the target to ask it for."""
+        message, fields = self._message, self._fields
+        if self.http10 and message.version != HttpVersion10:
+            raise Malformed(
+                "VERSION_NOT_SUPPORTED",
+                f"HTTP/{message.version.major}.{message.version.minor} is not supported; use HTTP/1.1",
+                reason="version",
+            )
+        if fields.transfer_encoding is not None:
+            check_request_codings(fields, http10=self.http10, chunked=message.chunked)
+        if fields.via is not None and self._proxy.pseudonym in fields.via:
+            raise Refused("LOOP_DETECTED", "this request has already passed through this sidecar", reason="loop")
+        if message.upgrade and fields.upgrade is not None:
+            self._check_upgrade()
+        path = message.path
+        if path.startswith("/") or path == "*":
+            self._destination, path = self._reverse(path)
+        else:
+            scheme, authority, rest = split_absolute(path)
+            self._check_host_field()
+            self._destination = self._proxy.directory.forward(scheme, authority)
+            path = origin_path(rest, message.method)
+        if fields.max_forwards is not None:
+            self._count_forwards(fields.max_forwards)
+        return path.encode("utf-8", "surrogateescape")
+
+    def _reverse(self, path: str) -> tuple[Destination, str]:
+        directory = self._proxy.directory
+        host = self._check_host_field()
+        if "#" in path:
+            raise Malformed("MALFORMED_REQUEST", "a request target cannot carry a fragment", reason="target")
+        if host:
+            destination = directory.by_host(host)
+            if destination is not None:
+                return destination, path
+        routed = directory.by_route(path)
+        if routed is None:
+            raise no_route(path, host)
+        return routed[0], origin_path(routed[1], self._message.method) if path != "*" else path
+
+    def _check_host_field(self) -> str:
+        """Host must be there (HTTP/1.1) and well formed even where the target makes it irrelevant (R5, R12)."""
+        value = self._fields.host
+        if value is None:
+            if self.http10:
+                return ""
+            raise Malformed("MALFORMED_REQUEST", "an HTTP/1.1 request needs a Host field", reason="host")
+        text = value.decode("latin-1")
+        self._proxy.directory.by_host(text)  # validates, and remembers that it did
+        return text
+
+    def _check_upgrade(self) -> None:
+        fields = self._fields
+        if fields.upgrade is not None and fields.upgrade.lower() != b"websocket":
+            # Passed on as an ordinary request; llhttp loses the bytes behind it, so the connection ends after it.
+            self.keep_alive = False
+            fields.upgrade = None
+        elif fields.content_length or fields.transfer_encoding is not None:
+            raise Malformed("MALFORMED_REQUEST", "an Upgrade request cannot have a body", reason="upgrade_body")
+
+    def _count_forwards(self, value: bytes) -> None:
+        """R6. At zero we are the final recipient."""
+        if self._message.method not in ("TRACE", "OPTIONS"):
+            self._fields.lines.append(b"Max-Forwards: " + value)
+            return
+        if not value.isdigit():
+            raise Malformed("MALFORMED_REQUEST", "Max-Forwards is not a number", reason="max_forwards")
+        if int(value) == 0:
+            raise Refused(
+                "NO_ROUTE",
+                "Max-Forwards is 0, so the request ends here and is not forwarded",
+                reason="max_forwards",
+                status=200 if self._message.method == "OPTIONS" else 405,
+            )
+        self._fields.lines.append(b"Max-Forwards: %d" % (int(value) - 1))
+
+    # ---- admit -----------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        assert self._destination is not None
+        upstream = self._destination.upstream
+        limit = upstream.max_in_flight
+        if limit is not None and upstream.in_flight >= limit:
+            self.record.upstream = upstream.label
+            raise Refused(
+                "OVERLOADED",
+                f"{upstream.label} already has {limit} requests in flight (max_in_flight)",
+                reason="max_in_flight",
+                retry_after=1,
+            )
+        upstream.in_flight += 1
+        upstream.last_used = self._started
+        self._upstream = upstream
+        self.record.upstream = upstream.label
+
+    # ---- attempt ---------------------------------------------------------------------------------------------
+
+    async def _attempt(self, target: bytes) -> None:
+        """One attempt, plus at most one more on a fresh connection when a kept-alive one turns out to be dead."""
+        assert self._destination is not None and self._upstream is not None
+        pool, host = self._destination.pick()
+        self._pool = pool
+        head = self._request_head(target, host)
+        connection = pool.take()
+        record = self.record
+        kind = "first"
+        while True:
+            attempt = Attempt(kind, pool.label, clock.monotonic() if record.attempts else self._started)
+            record.attempts.append(attempt)
+            try:
+                if connection is None:
+                    connection = await pool.dial()
+                self._connection = connection
+                attempt.reused = connection.reused
+                await self._send(connection, head)
+            except AttemptFailed as failed:
+                self._attempt_failed(attempt, failed)
+                if kind == "first" and failed.stale and self._may_resend(failed):
+                    kind, connection = "stale", None
+                    continue
+                raise
+            attempt.ended = clock.monotonic()
+            attempt.phase = SENT
+            attempt.status = connection.status
+            return
+
+    def _request_head(self, target: bytes, host: bytes) -> bytes:
+        fields = self._fields
+        message = self._message
+        framing = b""
+        if message.chunked:
+            framing = b"Transfer-Encoding: chunked\r\n"
+        elif fields.content_length is not None:
+            framing = b"Content-Length: %d\r\n" % fields.content_length
+        elif message.upgrade and fields.upgrade is not None:
+            framing = _UPGRADE_LINES
+        if self._payload is not EMPTY_PAYLOAD:
+            self._body = RequestBody(
+                self._payload, chunked=message.chunked, limit=self._proxy.limits.replay_body_bytes
+            )
+        return request_head(message.method.encode(), target, host, fields, self._proxy.via_line, framing)
+
+    async def _send(self, connection: UpstreamConnection, head: bytes) -> None:
+        """Send the request; return with a whole small answer, or with the head of a large one."""
+        upstream = self._upstream
+        assert upstream is not None
+        now = self._proxy.loop.time()
+        waiter = connection.begin(bodyless=self._message.method == "HEAD", deadline=now + upstream.attempt_timeout)
+        connection.on_interim = self._interim
+        body = self._body
+        if body is None:
+            connection.write(head, last=True)
+        elif (whole := body.arrived_whole()) is not None:
+            connection.write(head + whole, last=True)
+        else:
+            connection.write(head, last=False)
+            connection.expect_progress(upstream.timeouts.body_idle, now)
+            self._upload = clock.spawn(self._send_body(body, connection), "upload")
+        await waiter
+
+    async def _send_body(self, body: RequestBody, connection: UpstreamConnection) -> None:
+        assert self._upstream is not None
+        try:
+            await body.stream(connection)
+        except asyncio.CancelledError:
+            raise
+        except Exception as broken:  # whatever it is, the exchange waiting on this connection must hear of it
+            connection.fail(broken)
+            return
+        if connection.head is None:
+            # The answer's clock starts when the question has been asked.
+            connection.expect_head_by(self._proxy.loop.time() + self._upstream.attempt_timeout)
+
+    def _interim(self, status: int, reason: bytes, fields: list[tuple[bytes, bytes]]) -> None:
+        if self.http10 or self._client.transport is None:
+            return
+        if status == 100:
+            self.continued = True
+        self._client.transport.write(relay.interim(status, reason, fields, self._proxy.via_line))
+
+    def _attempt_failed(self, attempt: Attempt, failed: AttemptFailed) -> None:
+        attempt.ended = clock.monotonic()
+        attempt.phase = failed.phase
+        attempt.code = failed.code
+        attempt.message = failed.message
+        self._drop_connection()
+        self._stop_upload()
+
+    def _may_resend(self, failed: AttemptFailed) -> bool:
+        if self._body is not None and not (self._body.replayable and self._body.finished):
+            # Part of the body is still to come; it may only be continued if nothing of it was consumed in vain.
+            if failed.phase > CONNECTED or not self._body.replayable:
+                return False
+        return may_resend(failed.phase, self._message.method, keyed=self._fields.keyed)
+
+    # ---- relay -----------------------------------------------------------------------------------------------
+
+    async def _relay(self) -> None:
+        """Pass the upstream's answer on."""
+        connection, upstream, client = self._connection, self._upstream, self._client
+        assert connection is not None and upstream is not None and connection.head is not None
+        record = self.record
+        record.status = status = connection.status
+        if status >= 400:
+            self._judge_status(status)
+        else:
+            record.outcome = "first_try" if len(record.attempts) == 1 else "recovered"
+        if connection.switched:
+            self._switch_protocols(connection)
+            return
+        framing, chunked = relay.framing_of(
+            connection, head_request=self._message.method == "HEAD", http10=self.http10
+        )
+        if self._must_close():
+            framing += b"Connection: close\r\n"
+        own_lines = self._proxy.via_line + relay.sidecar_lines(
+            record.session_id, len(record.attempts), record.outcome, upstream.answer_lines
+        )
+        if not connection.head.dated:
+            own_lines += self._proxy.date_line
+        transport = client.transport
+        if transport is None:
+            raise asyncio.CancelledError
+        self._answered = True
+        head = relay.response_head(connection, own_lines, framing)
+        if connection.complete and not connection.waiting:
+            transport.write(head + connection.body)
+            record.response_bytes = len(connection.body)
+        else:
+            transport.write(head)
+            await self._stream(connection, relay.AppSink(transport, chunked=chunked))
+        self._give_back(connection)
+
+    async def _stream(self, connection: UpstreamConnection, sink: relay.AppSink) -> None:
+        assert self._upstream is not None
+        client, record = self._client, self.record
+        connection.expect_progress(self._upstream.timeouts.body_idle, self._proxy.loop.time())
+        client.stream_through(sink, connection.resume)
+        try:
+            await connection.stream_to(sink)
+        except (AttemptFailed, UploadBroken) as broken:
+            failed = broken if isinstance(broken, AttemptFailed) else AttemptFailed("CONNECTION_RESET", str(broken))
+            self._attempt_failed(record.attempts[-1], failed)
+            record.outcome, record.code, record.message = "failed_streaming", failed.code, failed.message
+            self.keep_alive = False
+            if client.transport is not None:
+                relay.cut_off(client.transport, reset=self.http10)
+        else:
+            sink.end(connection.trailers)
+        finally:
+            record.response_bytes = sink.count
+            record.attempts[-1].ended = clock.monotonic()
+            client.stream_ended()
+
+    def _judge_status(self, status: int) -> None:
+        record = self.record
+        record.code = record.attempts[-1].code = code_of(status)
+        if is_verdict(status):
+            record.outcome = "rejected"
+        elif may_resend(SENT, self._message.method, keyed=self._fields.keyed):
+            record.outcome = "exhausted"
+        else:
+            record.outcome = "not_retryable"
+
+    def _must_close(self) -> bool:
+        """Decided when answering, not on arrival."""
+        if self.keep_alive and (
+            self._proxy.draining
+            or (self._body is not None and not self._body.finished)
+            or self._client.must_end_after(self._message)
+        ):
+            self.keep_alive = False
+        return not self.keep_alive
+
+    def _switch_protocols(self, connection: UpstreamConnection) -> None:
+        """101: from here on both connections belong to a tunnel."""
+        from sidecar.tunnel import Tunnel  # both know each other
+
+        assert self._pool is not None and self._upstream is not None and connection.head is not None
+        if self._fields.upgrade is None:
+            raise AttemptFailed("PROTOCOL_ERROR", "the upstream switched protocols without being asked", SENT)
+        answer = relay.response_head(
+            connection,
+            self._proxy.via_line
+            + relay.sidecar_lines(self.record.session_id, 1, "tunnelled", self._upstream.answer_lines),
+            _UPGRADE_LINES,
+        )
+        self._answered = True
+        self._pool.discard(connection)
+        upstream_transport = connection.transport
+        connection.finish()
+        self._connection = None
+        if upstream_transport is None:
+            raise AttemptFailed("CONNECTION_RESET", "the upstream closed right after switching protocols", SENT)
+        self._hand_over(Tunnel(self._proxy, self._upstream, self.record), answer, upstream_transport, connection.tail)
+
+    def _hand_over(
+        self, tunnel: object, answer: bytes, upstream_transport: asyncio.Transport, upstream_tail: bytes
+    ) -> None:
+        from sidecar.tunnel import Tunnel
+
+        assert isinstance(tunnel, Tunnel)
+        self.taken_over = True
+        self.record.outcome = ""  # known when the tunnel ends
+        client_transport, client_tail = self._client.hand_over()
+        tunnel.begin(client_transport, client_tail, upstream_transport, upstream_tail, answer)
+
+    # ---- answers of our own ----------------------------------------------------------------------------------
+
+    def _answer_malformed(self, malformed: Malformed) -> None:
+        self.keep_alive = False
+        self._proxy.metrics.malformed(malformed.reason)
+        self._write_error(malformed.code, malformed.message, {"reason": malformed.reason})
+
+    def _answer_refused(self, refused: Refused) -> None:
+        self.record.outcome = "denied"
+        self.record.code = refused.code
+        self._proxy.metrics.denied(refused.reason)
+        self._write_error(
+            refused.code,
+            refused.message,
+            {"reason": refused.reason, **(refused.details or {})},
+            status=refused.status,
+            retry_after=refused.retry_after,
+        )
+
+    def _answer_failed(self, failed: AttemptFailed) -> None:
+        record = self.record
+        record.code, record.message = failed.code, failed.message
+        resendable = may_resend(failed.phase, self._message.method, keyed=self._fields.keyed)
+        record.outcome = "exhausted" if resendable else "not_retryable"
+        self._write_error(failed.code, failed.message, {})
+
+    def _answer_broken_upload(self, broken: UploadBroken) -> None:
+        self.record.outcome = "denied"
+        self.record.code = "MALFORMED_REQUEST"
+        self.keep_alive = False
+        self._drop_connection()
+        self._proxy.metrics.denied("request_body")
+        self._write_error("MALFORMED_REQUEST", str(broken), {"reason": "request_body"})
+
+    def _answer_internal(self, error: Exception) -> None:
+        self.record.outcome = "internal"
+        self.record.code = "SIDECAR_INTERNAL"
+        self.keep_alive = False
+        self._proxy.metrics.internal_error("exchange")
+        self._proxy.log.exception("an exchange failed inside the sidecar", error, session_id=self._session_id())
+        if self._answered and self._client.transport is not None:
+            relay.cut_off(self._client.transport, reset=self.http10)
+        else:
+            self._write_error("SIDECAR_INTERNAL", "the sidecar failed while handling this request; its log says why", {})
+
+    def _write_error(
+        self,
+        code: str,
+        message: str,
+        details: dict[str, object],
+        *,
+        status: int | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        client, record = self._client, self.record
+        if client.transport is None:
+            return
+        close = self._must_close()
+        self._answered = True
+        shown = {"upstream": record.upstream, "attempts": len(record.attempts), "outcome": record.outcome or None}
+        lines = b""
+        if record.outcome:
+            lines = relay.sidecar_lines(
+                record.session_id,
+                len(record.attempts),
+                record.outcome,
+                self._upstream.answer_lines if self._upstream is not None else b"",
+            )
+        record.status, answer = self._proxy.answers.error(
+            code,
+            message,
+            request_id=self._session_id(),
+            wall=self._proxy.wall(self._proxy.loop.time()),
+            details={**shown, "dlq_id": None, **details},
+            trace_id=_trace_id(self._fields.traceparent),
+            status=status,
+            retry_after=retry_after,
+            lines=lines,
+            close=close,
+            without_body=self._message.method == "HEAD",
+        )
+        client.transport.write(answer)
+
+    def _session_id(self) -> str:
+        return self.record.session_id.decode()
+
+    # ---- settle ----------------------------------------------------------------------------------------------
+
+    def _give_back(self, connection: UpstreamConnection) -> None:
+        self._connection = None
+        if self._pool is not None:
+            self._pool.give_back(connection, self._proxy.loop.time())
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            if self._pool is not None:
+                self._pool.discard(connection)
+            connection.abort()
+
+    def _stop_upload(self) -> None:
+        if self._upload is not None:
+            self._upload.cancel()
+            self._upload = None
+
+    def _settle(self) -> None:
+        """Nothing of this exchange stays behind, and the record goes to telemetry."""
+        if self._upload is not None:
+            if not self._upload.done():
+                self.keep_alive = False
+            self._stop_upload()
+        if self._connection is not None:
+            self._drop_connection()
+        upstream = self._upstream
+        if upstream is not None:
+            upstream.in_flight -= 1
+        record = self.record
+        if record.outcome:
+            if self._body is not None:
+                record.request_bytes = self._body.total
+            record.ended = clock.monotonic()
+            self._proxy.metrics.observe(record)
+
+
+def _trace_id(traceparent: bytes | None) -> str | None:
+    """The trace id of a well-formed W3C traceparent."""
+    if traceparent is None or len(traceparent) < 55:
+        return None
+    with contextlib.suppress(ValueError):
+        text = traceparent[3:35].decode("ascii")
+        if int(text, 16):
+            return text
+    return None

@@ -1,0 +1,52 @@
+"""The closed set of things that can go wrong, as two exceptions.
+
+Law: every foreign exception (socket, TLS, DNS, parser) is translated into one of these exactly once, where it is
+first seen. `code` is a key of the error registry; the message is for a person and says what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from telemetry.record import NOT_CONNECTED
+
+
+class Refused(Exception):
+    """The sidecar itself says no: nothing was sent to any upstream because of this request."""
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        reason: str,
+        details: Mapping[str, object] | None = None,
+        status: int | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.reason = reason  # closed word for the metric label
+        self.details = details
+        self.status = status
+        self.retry_after = retry_after
+
+
+class Malformed(Refused):
+    """The message cannot be understood safely: answered, and the connection closes."""
+
+
+class AttemptFailed(Exception):
+    """One attempt at an upstream failed; `phase` says how far the request got."""
+
+    def __init__(self, code: str, message: str, phase: int = NOT_CONNECTED, *, stale: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.phase = phase
+        self.stale = stale  # a reused keep-alive connection died before any byte of an answer
+
+
+class UploadBroken(Exception):
+    """The app's request body ended wrongly (bad chunk, premature end): the upstream must never see a clean end."""

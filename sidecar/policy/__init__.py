@@ -1,0 +1,1 @@
+"""Decisions as values, made by code that cannot do IO: no clock, no randomness, no sockets."""

@@ -1,0 +1,103 @@
+"""The upstream's answer on its way to the app.
+
+Law: every head is serialised anew with our own framing (R16). An answer that is not complete never looks
+complete (R13): the connection is aborted instead. Bytes are pushed as they arrive; when the app reads slowly the
+upstream is paused, never buffered.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+from sidecar.answers import status_line
+from sidecar.headers import CRLF, ResponseFields, trailer_lines
+from sidecar.upstream.connection import UpstreamConnection
+
+if TYPE_CHECKING:
+    import asyncio
+
+_SMALL_CHUNK = 16_384
+_FIRST_TRY = b"x-sidecar-attempts: 1\r\nx-sidecar-outcome: first_try\r\n"
+
+
+def sidecar_lines(session_id: bytes, attempts: int, outcome: str, upstream_line: bytes) -> bytes:
+    """The `x-sidecar-*` fields of an answer."""
+    if attempts == 1 and outcome == "first_try":
+        return b"x-sidecar-session: %b\r\n%b%b" % (session_id, _FIRST_TRY, upstream_line)
+    return b"x-sidecar-session: %b\r\nx-sidecar-attempts: %d\r\nx-sidecar-outcome: %b\r\n%b" % (
+        session_id,
+        attempts,
+        outcome.encode(),
+        upstream_line,
+    )
+
+
+def response_head(connection: UpstreamConnection, own_lines: bytes, framing: bytes) -> bytes:
+    head = connection.head
+    assert head is not None
+    lines = head.lines
+    passed = CRLF.join(lines) + CRLF if lines else b""
+    return b"%b%b%b%b\r\n" % (status_line(connection.status, connection.reason), passed, own_lines, framing)
+
+
+def framing_of(connection: UpstreamConnection, *, head_request: bool, http10: bool) -> tuple[bytes, bool]:
+    """The framing line for the app, and whether the body is chunked towards it."""
+    head = connection.head
+    assert head is not None
+    if head.content_length is not None and connection.status != 204:
+        return b"Content-Length: %d\r\n" % head.content_length, False
+    if head_request or connection.complete or http10:
+        # No body follows, or (HTTP/1.0) its end is the end of the connection.
+        return b"", False
+    return b"Transfer-Encoding: chunked\r\n", True
+
+
+def interim(status: int, reason: bytes, fields: list[tuple[bytes, bytes]], via_line: bytes) -> bytes:
+    """A 1xx answer, forwarded (R4)."""
+    lines = ResponseFields(fields).lines
+    passed = CRLF.join(lines) + CRLF if lines else b""
+    return b"%b%b%b\r\n" % (status_line(status, reason), passed, via_line)
+
+
+class AppSink:
+    """Pushes body bytes into the app's connection."""
+
+    __slots__ = ("_chunked", "_transport", "count", "full")
+
+    def __init__(self, transport: asyncio.Transport, *, chunked: bool) -> None:
+        self._transport = transport
+        self._chunked = chunked
+        self.count = 0
+        self.full = False  # kept by the connection's pause_writing and resume_writing
+
+    def body(self, data: bytes) -> bool:
+        size = len(data)
+        self.count += size
+        transport = self._transport
+        if not self._chunked:
+            transport.write(data)
+        elif size <= _SMALL_CHUNK:
+            transport.write(b"%x\r\n%b\r\n" % (size, data))
+        else:
+            transport.write(b"%x\r\n" % size)
+            transport.write(data)
+            transport.write(CRLF)
+        return self.full
+
+    def pending(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def end(self, trailers: list[tuple[bytes, bytes]]) -> None:
+        if self._chunked:
+            self._transport.write(b"0\r\n%b\r\n" % (trailer_lines(trailers) if trailers else b""))
+
+
+def cut_off(transport: asyncio.Transport, *, reset: bool) -> None:
+    """End a connection so that the app sees a broken message. `reset` where a plain end would look clean."""
+    if reset:
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()

@@ -1,0 +1,154 @@
+"""Request target → which upstream, and what to ask it for.
+
+Law: pure. Works on the raw target, never on a parsed URL object: path and query stay byte for byte (R7). An
+authority is validated once, strictly (R5, R12), and remembered by the caller.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import NamedTuple
+
+from config.model import Settings
+from sidecar.failures import Malformed, Refused
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*\.?\Z")
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class Authority(NamedTuple):
+    """A validated `host[:port]`: the host lower-case and without brackets, the port 0 when none was given."""
+
+    host: str
+    port: int
+
+
+class Origin(NamedTuple):
+    """Where a connection goes."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @property
+    def label(self) -> str:
+        return f"{bracketed(self.host)}:{self.port}"
+
+
+def bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def parse_authority(text: str, *, what: str = "target") -> Authority:
+    """Refuses userinfo, empty hosts and anything a resolver or an upstream could read differently from us."""
+    if "@" in text:
+        raise Malformed("MALFORMED_REQUEST", f"credentials in the {what} are refused", reason="target")
+    host, port_text = text, ""
+    if text.startswith("["):
+        inside, closing, rest = text[1:].partition("]")
+        if not closing or (rest and not rest.startswith(":")):
+            raise _bad_authority(text, what)
+        try:
+            host = str(ipaddress.IPv6Address(inside))
+        except ValueError:
+            raise _bad_authority(text, what) from None
+        port_text = rest[1:]
+        had_colon = rest.startswith(":")
+    else:
+        host, colon, port_text = text.partition(":")
+        had_colon = bool(colon)
+        if not _NAME.match(host) or len(host) > 255:
+            raise _bad_authority(text, what)
+        host = host.lower().rstrip(".")
+    port = 0
+    if had_colon and port_text:
+        if not (port_text.isascii() and port_text.isdigit()) or not 0 < int(port_text) < 65536:
+            raise _bad_authority(text, what)
+        port = int(port_text)
+    return Authority(host, port)
+
+
+def _bad_authority(text: str, what: str) -> Malformed:
+    return Malformed("MALFORMED_REQUEST", f"{text[:100]!r} is not a valid {what} (host or host:port)", reason="target")
+
+
+def split_absolute(target: str) -> tuple[str, str, str]:
+    """`http://host/path?query` → scheme, authority, the rest untouched (possibly empty)."""
+    scheme, separator, rest = target.partition("://")
+    scheme = scheme.lower()
+    if not separator or scheme not in DEFAULT_PORTS:
+        raise Malformed(
+            "MALFORMED_REQUEST",
+            f"{target[:100]!r} is not a request target this proxy understands (http:// or https://)",
+            reason="target",
+        )
+    end = len(rest)
+    for mark in "/?#":
+        found = rest.find(mark, 0, end)
+        if found >= 0:
+            end = found
+    return scheme, rest[:end], rest[end:]
+
+
+def origin_path(rest: str, method: str) -> str:
+    """What to ask the upstream for: an empty path becomes `/`, or `*` for OPTIONS (R6, R7)."""
+    if "#" in rest:
+        raise Malformed("MALFORMED_REQUEST", "a request target cannot carry a fragment", reason="target")
+    if not rest:
+        return "*" if method == "OPTIONS" else "/"
+    return rest if rest.startswith("/") else "/" + rest
+
+
+class Router:
+    """The configured `hosts` and `route`s, ready to be asked."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._exact: dict[Authority, str] = {}
+        self._suffixes: list[tuple[str, int, str]] = []
+        self._routes: dict[str, list[tuple[str, str]]] = {}
+        for name, upstream in settings.upstreams.items():
+            for entry in upstream.hosts:
+                if entry.startswith("*."):
+                    suffix, _, port = entry[1:].partition(":")
+                    self._suffixes.append((suffix, int(port or 0), name))
+                else:
+                    self._exact[parse_authority(entry, what="host")] = name
+            if upstream.route is not None:
+                first = upstream.route.split("/", 2)[1]
+                self._routes.setdefault(first, []).append((upstream.route, name))
+        # Most specific first: longer suffixes, then those that name a port; longer routes.
+        self._suffixes.sort(key=lambda entry: (-len(entry[0]), -entry[1]))
+        for routes in self._routes.values():
+            routes.sort(key=lambda route: -len(route[0]))
+
+    def by_host(self, host: str, port: int) -> str | None:
+        """`port` is the real one, defaults filled in. An entry without a port matches every port."""
+        name = self._exact.get(Authority(host, port)) or self._exact.get(Authority(host, 0))
+        if name is not None:
+            return name
+        for suffix, wanted, candidate in self._suffixes:
+            if host.endswith(suffix) and wanted in (0, port):
+                return candidate
+        return None
+
+    def by_path(self, path: str) -> tuple[str, str] | None:
+        """The upstream whose route is the longest prefix ending at a segment border, and the rest of the path."""
+        first = path[1:].partition("/")[0].partition("?")[0]
+        for route, name in self._routes.get(first, ()):
+            rest = path[len(route) :]
+            if path.startswith(route) and (not rest or rest[0] in "/?"):
+                return name, rest
+        for route, name in self._routes.get("", ()):
+            if route == "/":
+                return name, path
+        return None
+
+
+def no_route(path: str, host: str) -> Refused:
+    return Refused(
+        "NO_ROUTE",
+        f"no upstream has a route for this path, and none lists the host {host[:100]!r}; "
+        "add `route:` or `hosts:` to an upstream, or send the absolute form (HTTP_PROXY)",
+        reason="no_route",
+    )

@@ -1,0 +1,120 @@
+"""Making a connection: resolve, check, connect to *that* address, TLS.
+
+Law: an address is checked by the egress rules after resolution and then connected to as it is, so a name cannot
+resolve to one thing for the check and to another for the connection. Every foreign error is translated here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import aiohappyeyeballs
+
+from sidecar.egress import Egress
+from sidecar.failures import AttemptFailed, Refused
+from sidecar.routing import Origin
+from sidecar.upstream.resolve import AddressInfo, Resolver
+from sidecar.upstream.tls import ResumingContext
+from telemetry.record import NOT_CONNECTED
+
+# RFC 8305: how long the first address family may take before the other one is tried beside it.
+_HAPPY_EYEBALLS_DELAY = 0.25
+
+P = TypeVar("P", bound=asyncio.Protocol)
+
+
+class Dialler:
+    """Connects to origins. One for the whole sidecar."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, resolver: Resolver, egress: Egress) -> None:
+        self._loop = loop
+        self.resolver = resolver
+        self._egress = egress
+
+    async def connect(
+        self,
+        make_protocol: Callable[[], P],
+        origin: Origin,
+        timeout: float,
+        tls: ResumingContext | None = None,
+        server_name: str | None = None,
+    ) -> tuple[P, str]:
+        """A connected protocol and the address it is connected to."""
+        stage = "connect"
+        try:
+            async with asyncio.timeout(timeout):
+                addresses = await self._allowed_addresses(origin)
+                sock = await aiohappyeyeballs.start_connection(
+                    addresses, happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY, interleave=1, loop=self._loop
+                )
+                stage = "tls"
+                try:
+                    address = str(sock.getpeername()[0])
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    name = server_name if tls is not None else None
+                    _, protocol = await self._loop.create_connection(
+                        make_protocol, sock=sock, ssl=tls, server_hostname=name
+                    )
+                except BaseException:
+                    sock.close()
+                    raise
+        except (OSError, ssl.SSLError, UnicodeError) as error:
+            self.resolver.failed(origin.host, origin.port)
+            raise _translated(error, stage if tls is not None else "connect", origin, timeout) from error
+        return protocol, address
+
+    async def _allowed_addresses(self, origin: Origin) -> list[Any]:
+        host, port = origin.host, origin.port
+        self._egress.check_name(host)
+        literal = _literal(host, port)
+        infos = [literal] if literal is not None else await self.resolver.addresses(host, port)
+        allowed: list[AddressInfo] = []
+        refusal: Refused | None = None
+        for info in infos:
+            try:
+                self._egress.check_address(str(info[4][0]), port, host)
+            except Refused as refused:
+                refusal = refused
+            else:
+                allowed.append(info)
+        if not allowed:
+            assert refusal is not None
+            raise refusal
+        return allowed
+
+
+def _literal(host: str, port: int) -> AddressInfo | None:
+    """An address needs no resolver. Only canonical spellings count; `127.1` and friends go to the resolver."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    where: tuple[Any, ...] = (host, port) if address.version == 4 else (host, port, 0, 0)
+    return (family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", where)
+
+
+def _translated(error: BaseException, stage: str, origin: Origin, timeout: float) -> AttemptFailed:
+    label = origin.label
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return AttemptFailed(
+            "TLS_FAILURE",
+            f"the certificate of {label} was not accepted: {error.verify_message}; "
+            "for a private authority set `ca_bundle` on the upstream",
+            NOT_CONNECTED,
+        )
+    if isinstance(error, TimeoutError):
+        what = "TLS with" if stage == "tls" else "connecting to"
+        return AttemptFailed("CONNECT_TIMEOUT", f"{what} {label} took longer than {timeout:g} s", NOT_CONNECTED)
+    if stage == "tls" or isinstance(error, ssl.SSLError):
+        why = getattr(error, "reason", None) or error
+        return AttemptFailed("TLS_FAILURE", f"TLS with {label} failed: {why}", NOT_CONNECTED)
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if isinstance(error, UnicodeError):
+        return AttemptFailed("DNS_FAILURE", f"{origin.host!r} is not a name that can be resolved", NOT_CONNECTED)
+    return AttemptFailed("CONNECTION_REFUSED", f"no connection to {label}: {why}", NOT_CONNECTED)

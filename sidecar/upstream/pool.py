@@ -1,0 +1,147 @@
+"""Kept-alive connections to one origin.
+
+Law: synchronous methods change the pool's state; only `dial` waits. Last in, first out, so that surplus
+connections grow old and are swept. A connection is in exactly one place: idle here, or with one exchange.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+
+from config.model import Settings, Timeouts
+from sidecar.clock import Ticker
+from sidecar.routing import Origin
+from sidecar.upstream.connection import UpstreamConnection
+from sidecar.upstream.dial import Dialler
+from sidecar.upstream.tls import ResumingContext
+
+# More idle connections than this to one origin are not worth their memory.
+_KEPT_IDLE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What every pool needs from its surroundings."""
+
+    loop: asyncio.AbstractEventLoop
+    ticker: Ticker
+    dialler: Dialler
+    settings: Settings
+
+
+class Pool:
+    """See the module's law. `connects` and `connect_failures` are counted for the metrics."""
+
+    __slots__ = (
+        "_idle",
+        "_server_name",
+        "_timeouts",
+        "_tls",
+        "_wiring",
+        "active",
+        "closed",
+        "connect_failures",
+        "connects",
+        "label",
+        "origin",
+    )
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        origin: Origin,
+        timeouts: Timeouts,
+        tls: ResumingContext | None = None,
+        server_name: str | None = None,
+    ) -> None:
+        self._wiring = wiring
+        self.origin = origin
+        self.label = origin.label
+        self._timeouts = timeouts
+        self._tls = tls
+        self._server_name = server_name
+        self._idle: list[UpstreamConnection] = []
+        self.active: set[UpstreamConnection] = set()
+        self.closed = False
+        self.connects = 0
+        self.connect_failures = 0
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    def take(self) -> UpstreamConnection | None:
+        """An idle connection that is still open, or None: then `dial`."""
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if not connection.closed:
+                self.active.add(connection)
+                return connection
+        return None
+
+    async def dial(self) -> UpstreamConnection:
+        wiring = self._wiring
+        limits = wiring.settings.limits
+
+        def make() -> UpstreamConnection:
+            return UpstreamConnection(wiring.loop, wiring.ticker, limits.head_bytes, limits.buffer_response_bytes)
+
+        try:
+            connection, address = await wiring.dialler.connect(
+                make, self.origin, self._timeouts.connect, self._tls, self._server_name
+            )
+        except BaseException:
+            self.connect_failures += 1
+            raise
+        self.connects += 1
+        connection.address = address
+        self.active.add(connection)
+        return connection
+
+    def give_back(self, connection: UpstreamConnection, now: float) -> None:
+        """The exchange has read what it wanted; keep the connection if it can be used again."""
+        self.active.discard(connection)
+        if not connection.finish():
+            connection.abort()
+            return
+        if self._tls is not None:
+            self._remember_session(connection)
+        if self.closed or len(self._idle) >= _KEPT_IDLE:
+            connection.abort()
+            return
+        connection.idle_since = now
+        self._idle.append(connection)
+
+    def discard(self, connection: UpstreamConnection) -> None:
+        """Out of the pool for good: it failed, or it became a tunnel."""
+        self.active.discard(connection)
+
+    def sweep(self, now: float) -> None:
+        """Drop what has been idle too long or points at an address the name has left."""
+        resolver = self._wiring.dialler.resolver
+        host, port = self.origin.host, self.origin.port
+        if self._idle or self.active:
+            resolver.refresh(host, port)
+        kept = []
+        for connection in self._idle:
+            too_old = now - connection.idle_since > self._timeouts.pool_idle
+            if connection.closed or too_old or resolver.gone(host, port, connection.address):
+                connection.abort()
+            else:
+                kept.append(connection)
+        self._idle = kept
+
+    def close(self) -> None:
+        self.closed = True
+        for connection in self._idle:
+            connection.abort()
+        self._idle.clear()
+
+    def _remember_session(self, connection: UpstreamConnection) -> None:
+        if self._tls is not None and connection.transport is not None:
+            tls = connection.transport.get_extra_info("ssl_object")
+            if isinstance(tls, ssl.SSLObject):
+                self._tls.remember(tls)
