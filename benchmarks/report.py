@@ -95,14 +95,12 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([lines[0], "─" * len(lines[0]), *lines[1:]])
 
 
-def noise_line(shares: Sequence[float], retakes: int) -> str:
+def noise_line(shares: Sequence[float]) -> str:
     """How much of the proxies' core went to somebody else, in words."""
     if not shares:
         return "Noise: not measured."
     middle, worst = statistics.median(shares), max(shares)
     line = f"Noise: other work took {middle:.1%} of the proxies' core in a typical round, {worst:.1%} at worst."
-    if retakes:
-        line += f" {retakes} disturbed measurements were taken again."
     if middle > NOISE_WORTH_SAYING:
         line += " That is a lot: run again on a quieter machine before believing a verdict."
     return line

@@ -88,7 +88,7 @@ def _measure(stage: Stage, options: argparse.Namespace, proxy_core: int, load_co
             if not peer.running.alive:
                 raise StartFailed(f"{peer.name} ended during “{name}”:\n{peer.running.last_words()}")
     rows += closing_rows(bench)
-    print(f"\n{table(rows)}\n\n{noise_line(bench.noise, bench.retakes)}")
+    print(f"\n{table(rows)}\n\n{noise_line(bench.noise)}")
     for complaint in bench.complaints[:SHOWN_COMPLAINTS]:
         print(f"! {complaint}")
     print(f"Took {time.monotonic() - began:.0f} s, profile “{bench.profile.name}”.")

@@ -42,7 +42,6 @@ BULK_CONNECTIONS = 8
 TUNNEL_BYTES = 1 << 30  # the first half of the stream's file
 SETTLE_SECONDS = 0.7
 SHORTEST_ROUND_SECONDS = 0.5  # below this the share of lost time says nothing
-DISTURBED_SHARE = 0.03
 QUIET_SHARE = 0.5  # the latency scenario runs at this part of Sidecar's own peak
 
 
@@ -56,11 +55,10 @@ class Profile:
     latency: tuple[int, int]
     bulk: tuple[int, int]
     stream_rounds: int
-    retakes: int  # of disturbed measurements in the whole run, so that a busy machine cannot make it endless
 
 
-FULL = Profile("full", warm_up=2, throughput=(5, 3), latency=(5, 3), bulk=(5, 2), stream_rounds=5, retakes=8)
-QUICK = Profile("quick", warm_up=1, throughput=(3, 1), latency=(2, 1), bulk=(2, 1), stream_rounds=2, retakes=2)
+FULL = Profile("full", warm_up=2, throughput=(5, 3), latency=(7, 2), bulk=(5, 2), stream_rounds=5)
+QUICK = Profile("quick", warm_up=1, throughput=(3, 1), latency=(2, 1), bulk=(2, 1), stream_rounds=2)
 
 
 @dataclass
@@ -76,36 +74,21 @@ class Bench:
     failed: dict[str, int] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
     noise: list[float] = field(default_factory=list)
-    retakes: int = 0
 
     def take(self, what: str, peer: Peer, measure: Measure) -> Sample:
-        """One measurement of one peer, taken once more when other work got in the way; the calmer one counts.
-
-        What decides is the time lost to others, never the figure itself, so no peer can be flattered by it.
-        """
-        sample, lost = self._take_once(what, peer, measure)
-        if lost > DISTURBED_SHARE and self.retakes < self.profile.retakes:
-            self.retakes += 1
-            again, lost_again = self._take_once(f"{what}, again", peer, measure)
-            if lost_again < lost:
-                sample, lost = again, lost_again
-        if lost > 0:
-            self.noise.append(lost)
-        return sample
-
-    def _take_once(self, what: str, peer: Peer, measure: Measure) -> tuple[Sample, float]:
-        """The sample, and the share of its time a proxy was kept off its core."""
+        """One measurement of one peer, with failures and the time lost to other work written down."""
         lost_before, began = self._seconds_lost(peer), time.perf_counter()
         sample = measure(peer)
         elapsed = time.perf_counter() - began
         lost = 0.0
         if peer is not self.cast.direct and elapsed > SHORTEST_ROUND_SECONDS:
             lost = (self._seconds_lost(peer) - lost_before) / elapsed
+            self.noise.append(lost)
         self.requests[peer.name] = self.requests.get(peer.name, 0) + sample.requests
         self.failed[peer.name] = self.failed.get(peer.name, 0) + sample.failed
         self.complaints.extend(f"{what}, {peer.name}: {complaint}" for complaint in sample.complaints)
         say(f"  {what:<30} {peer.name:<8} {sample.value:>12,.2f}" + (f"   noise {lost:.1%}" if lost else ""))
-        return sample, lost
+        return sample
 
     def rounds(self, what: str, peers: Sequence[Peer], count: int, measure: Measure) -> dict[str, list[Sample]]:
         """Peers in turn, `count` times, the order reversed every other round so that drift favours nobody."""
@@ -164,10 +147,12 @@ def throughput(bench: Bench) -> list[Row]:
 
 def latency(bench: Bench) -> list[Row]:
     """What a proxy adds to the direct 99th percentile, at half of Sidecar's peak, the same rate for all."""
+    # Two short rounds cannot judge a percentile: Envoy against Envoy came out at up to 2.1 in a quick run.
+    must = None if bench.profile is QUICK else Must("ratio", "at most", 1.5)
     peak = bench.peak or _short_peak(bench)
     if peak < 100:
         bench.complaints.append("latency: Sidecar has no usable peak rate, so there is no rate to measure at")
-        return [Row("added p99", "ms", None, None, None, Must("ratio", "at most", 1.5))]
+        return [Row("added p99", "ms", None, None, None, must)]
     rate = round(peak * QUIET_SHARE, -2)
     rounds, seconds = bench.profile.latency
     log = bench.folder / "h2load.log"
@@ -184,7 +169,7 @@ def latency(bench: Bench) -> list[Row]:
             _difference(whole.sidecar, whole.direct),
             _difference(whole.envoy, whole.direct),
             whole.direct,
-            Must("ratio", "at most", 1.5),
+            must,
             whole.samples,
         )
     ]

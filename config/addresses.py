@@ -131,6 +131,11 @@ def canonical_egress_entry(text: str) -> str:
         except ValueError:
             raise ValueError("this is not a network; write one as 10.0.0.0/8 or fd00::/8") from None
         raise ValueError(f"the address has bits set beyond its prefix; did you mean {network}?")
+    if text == "*":
+        raise ValueError(
+            "`*` alone is not allowed; list networks, hosts or `*.suffix`, "
+            "or set `egress.mode: configured_only` to refuse whatever no upstream names"
+        )
     entry = parse_host_entry(text)
     if entry.port is not None:
         raise ValueError("a port cannot be given here; the entry holds for every port")
@@ -141,9 +146,9 @@ def canonical_route(text: str) -> str:
     """A path prefix: begins with `/`, whole segments, no final slash (`/` alone catches everything)."""
     if not text.startswith("/"):
         raise ValueError("a route begins with a slash, as in /payments")
-    trimmed = text[:-1] if len(text) > 1 and text.endswith("/") else text
-    if trimmed == "/":
-        return trimmed
+    if text == "/":
+        return text
+    trimmed = text.removesuffix("/")
     if "?" in trimmed or "#" in trimmed:
         raise ValueError("a route is a path only; remove the query or fragment")
     for segment in trimmed[1:].split("/"):

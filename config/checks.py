@@ -15,6 +15,7 @@ from config.addresses import is_loopback, join_host_port
 
 if TYPE_CHECKING:
     from config.model import Settings
+    from config.upstream import Upstream
 
 KeyPath = tuple[str | int, ...]
 _EVERY_INTERFACE = ("0.0.0.0", "::")
@@ -28,7 +29,7 @@ class Contradiction:
     """The key to point at."""
     message: str
     derived_from: tuple[KeyPath, ...]
-    """Every key that was looked at."""
+    """Every key that was looked at, the likeliest to blame first."""
     candidates: tuple[str, ...] = ()
     """Values that would have been right, for suggesting the nearest."""
 
@@ -87,12 +88,7 @@ def _shared_ports(settings: Settings) -> Iterator[Contradiction]:
                     (name, "port"),
                     f"`{other_name}` already takes {join_host_port(other_host, other_port)}; "
                     "give each listener a port of its own (0 takes any free one)",
-                    (
-                        (name, "host"),
-                        (name, "port"),
-                        (other_name, "host"),
-                        (other_name, "port"),
-                    ),
+                    ((name, "port"), (other_name, "port"), (name, "host"), (other_name, "host")),
                 )
                 break
         seen.append((name, listener.host, listener.port))
@@ -105,15 +101,24 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def _unreachable_upstreams(settings: Settings) -> Iterator[Contradiction]:
+    """Upstreams that no request reaches, or whose requests have nowhere to go."""
     for name, upstream in settings.upstreams.items():
         path = ("upstreams", name)
         looked_at = tuple((*path, key) for key in ("hosts", "route", "endpoints"))
         if not upstream.hosts and upstream.route is None:
             message = "no request can ever match this upstream; give it `hosts`, or a `route` with `endpoints`"
             yield Contradiction(path, message, looked_at)
-        elif not upstream.hosts and not upstream.endpoints:
-            message = "a `route` without `hosts` does not say where to send the request; add `endpoints`"
+        elif upstream.route is not None and not upstream.endpoints and not _names_a_host(upstream):
+            message = (
+                "a request that comes in by `route` does not say which host is meant; "
+                "add `endpoints`, or a `hosts` entry without `*`"
+            )
             yield Contradiction((*path, "route"), message, looked_at)
+
+
+def _names_a_host(upstream: Upstream) -> bool:
+    """Whether one of `hosts` can be called as it is: a pattern such as `*.example.com` cannot."""
+    return any("*" not in entry for entry in upstream.hosts)
 
 
 def _claimed_twice(settings: Settings) -> Iterator[Contradiction]:

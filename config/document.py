@@ -1,9 +1,9 @@
 """YAML text with the position of every key, and without YAML's traps.
 
 A document is parsed once into a node tree, which knows lines, and from that into plain values. Duplicate keys
-are faults, dates stay text, nesting is bounded before anything recursive runs (the C parser would overflow
-its stack). A fault's message never repeats the document's text: a syntax error may sit in the middle of a
-password.
+are faults, keys and dates stay text, nesting is bounded before anything recursive runs (the C parser would
+overflow its stack). A fault's message never repeats the document's text: a syntax error may sit in the middle
+of a password.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from config.checks import KeyPath
 _DEEPEST = 50
 _FAST_OR_PLAIN: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_TEXT = "tag:yaml.org,2002:str"
+# A bare `on`, `no` or `1` in the place of a key means its letters, not a truth or a number.
+_READ_AS_TEXT_IN_KEYS = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "null", "value")}
 _HINTS = {
     "found undefined alias": 'text that begins with `*` must be in quotes, as in "*.example.com"',
     "mapping values are not allowed in this context": (
@@ -26,7 +29,9 @@ _HINTS = {
     "but found another document": "the file holds a second document after `---`; one is expected",
     "found unhashable key": "a key must be plain text, not a list or a mapping",
     "found unexpected end of stream": "a quote was opened and never closed",
-    "did not find expected node content": "a bracket or brace was opened and never closed",
+    "did not find expected node content": (
+        "a bracket or brace was opened and never closed, or text that begins with `:` or `[` is not in quotes"
+    ),
     "did not find expected ',' or ']'": "a list opened with `[` is never closed, or a `,` is missing",
     "did not find expected ',' or '}'": "a mapping opened with `{` is never closed, or a `,` is missing",
     "did not find expected key": "lines that belong together are not indented alike",
@@ -94,7 +99,7 @@ def parse(text: str, *, aliases: bool = True) -> Document:
             root = loader.get_single_node()
             if root is None:
                 return Document()
-            faults = tuple(_duplicate_keys(root))  # before construction, which resolves merge keys in place
+            faults = tuple(_keys_as_text(root))  # before construction, which resolves merge keys in place
             return Document(loader.construct_document(root), faults, root)
         finally:
             loader.dispose()
@@ -130,7 +135,8 @@ def _refuse_dangerous_shapes(text: str, aliases: bool) -> None:
             raise UnreadableDocument(Fault(f"{_HINTS['found undefined alias']}; aliases only work in a file"))
 
 
-def _duplicate_keys(root: yaml.Node) -> list[Fault]:
+def _keys_as_text(root: yaml.Node) -> list[Fault]:
+    """Make every key text, and find those that are given twice."""
     faults: list[Fault] = []
     seen_nodes: set[int] = set()
     waiting: list[tuple[KeyPath, yaml.Node]] = [((), root)]
@@ -142,15 +148,17 @@ def _duplicate_keys(root: yaml.Node) -> list[Fault]:
         if isinstance(node, yaml.SequenceNode):
             waiting.extend(((*path, index), item) for index, item in enumerate(node.value))
         elif isinstance(node, yaml.MappingNode):
-            first_lines: dict[tuple[str, str], int] = {}
+            first_lines: dict[str, int] = {}
             for key, value in node.value:
                 if not isinstance(key, yaml.ScalarNode):
                     continue
+                if key.tag in _READ_AS_TEXT_IN_KEYS:
+                    key.tag = _TEXT
                 waiting.append(((*path, key.value), value))
                 line = key.start_mark.line + 1
-                first = first_lines.get((key.tag, key.value))
+                first = first_lines.get(key.value)
                 if first is None:
-                    first_lines[key.tag, key.value] = line
+                    first_lines[key.value] = line
                 else:
                     message = f"this key is given twice, first on line {first}; keep one"
                     faults.append(Fault(message, line, key.start_mark.column + 1, (*path, key.value)))

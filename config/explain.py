@@ -43,8 +43,8 @@ def explain(error: ErrorDetails) -> Explanation:
         return Explanation(path, f"must be one of {', '.join(choices)}", near, value, True)
     if kind == "value_error":
         return Explanation(path, str(context.get("error", error["msg"])), None, value, True)
-    if value is None and _KEY_ITSELF not in error["loc"]:
-        return Explanation(path, "has no value; give one, or remove the line to keep the default", None, {}, True)
+    if value is None:
+        return Explanation(path, "has no value; give one, or leave it out", None, {}, True)
     wording = _WORDING.get(kind)
     return Explanation(path, wording(value, context) if wording else error["msg"], None, value, True)
 
@@ -121,7 +121,6 @@ _WORDING: dict[str, Callable[[Any, dict[str, Any]], str]] = {
     "model_type": _mapping,
     "mapping_type": _mapping,
     "dict_type": _mapping,
-    "invalid_key": lambda _, __: "a key must be text; put it in quotes",
     "greater_than": _bound("must be greater than {}", "gt"),
     "greater_than_equal": _bound("must be at least {}", "ge"),
     "less_than_equal": _bound("must be at most {}", "le"),

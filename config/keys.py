@@ -32,14 +32,20 @@ def nearest(wrong: object, candidates: Iterable[str]) -> str | None:
     """The candidate that was probably meant, if one is near enough."""
     from difflib import get_close_matches  # only needed once something is wrong
 
-    by_folded = {candidate.lower().replace("-", "_"): candidate for candidate in candidates}
-    close = get_close_matches(str(wrong).lower().replace("-", "_"), by_folded, n=1, cutoff=0.6)
+    by_folded = {_folded(candidate): candidate for candidate in candidates}
+    close = get_close_matches(_folded(str(wrong)), by_folded, n=1, cutoff=0.6)
     return by_folded[close[0]] if close else None
 
 
 def elsewhere(key: str) -> list[str]:
-    """The dotted places where a key of exactly this name would be right."""
-    return [".".join(path) for path in every_key() if path[-1] == key]
+    """The dotted places where a key of this name would be right."""
+    wanted = _folded(key)
+    return [".".join(path) for path in every_key() if path[-1] == wanted]
+
+
+def _folded(key: str) -> str:
+    """Case and the kind of hyphen are the likeliest mistakes, so they never count."""
+    return key.lower().replace("-", "_")
 
 
 def _walk(path: KeyPath) -> tuple[type[Section] | None, bool]:

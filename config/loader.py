@@ -94,7 +94,7 @@ class _Loading:
             wrong = [explanation.path for explanation in explanations]
             for contradiction in (*contradictions, *file_problems(settings)):
                 if not any(_overlap(path, used) for path in wrong for used in contradiction.derived_from):
-                    problems.append(self._located(self._as_explanation(contradiction)))
+                    problems.append(self._located(self._as_explanation(contradiction), self._blamed(contradiction)))
         if problems or settings is None:
             raise ConfigError(problems)
         origins = {dotted(key): self._origin(key) for key in _keys_in_use(settings)}
@@ -109,11 +109,19 @@ class _Loading:
         near = nearest(value, contradiction.candidates) if contradiction.candidates else None
         return Explanation(contradiction.path, contradiction.message, near, value, True)
 
-    def _located(self, explanation: Explanation) -> Problem:
-        path = explanation.path
+    def _blamed(self, contradiction: Contradiction) -> KeyPath:
+        """The key to look at: a default cannot be looked at, so then the given key it collides with."""
+        candidates = (contradiction.path, *contradiction.derived_from)
+        given = (key for key in candidates if _value_at(self.merged.data, key) is not _NOT_GIVEN)
+        return next(given, contradiction.path)
+
+    def _located(self, explanation: Explanation, blamed: KeyPath | None = None) -> Problem:
+        """Put the place in front: that of the key itself, unless another one is to blame."""
+        key, near = dotted(explanation.path), explanation.nearest
         value = None
         if explanation.value is not _NOT_GIVEN:
-            value = shown_value(path, explanation.value, known_key=explanation.known_key)
+            value = shown_value(explanation.path, explanation.value, known_key=explanation.known_key)
+        path = explanation.path if blamed is None else blamed
         variable = self.merged.variable_for(path)
         position = self.document.position(path)
         depth = position[2] if position is not None else 0
@@ -121,7 +129,6 @@ class _Loading:
             variable = self.merged.variable_below(path)
         if variable is None and depth < len(path) - 1:  # something missing beside what a variable gave
             variable = self.merged.variable_below(path[:-1])
-        key, near = dotted(_as_written(self.merged.data, path)), explanation.nearest
         if variable is not None or position is None:
             return Problem(explanation.message, key, variable=variable, value=value, nearest=near)
         line, column, _ = position
@@ -152,7 +159,9 @@ def _validated(data: dict[Any, Any]) -> tuple[Settings | None, list[Explanation]
             return Settings.model_validate(data, context=contradictions), explanations, contradictions
         except ValidationError as invalid:
             found = [explain(error) for error in invalid.errors(include_url=False)]
-        explanations.extend(found)
+        # What was set aside is missing now; that is no news.
+        told = {explanation.path for explanation in explanations}
+        explanations.extend(explanation for explanation in found if explanation.path not in told)
         remaining = data
         for explanation in found:
             remaining = _without(remaining, _set_aside(data, explanation.path))
@@ -182,15 +191,6 @@ def _without(data: dict[Any, Any], path: KeyPath) -> dict[Any, Any]:
         inner = data[key]
         return {**data, key: _without(inner, rest)} if isinstance(inner, dict) else data
     return {kept: value for kept, value in data.items() if kept != key}
-
-
-def _as_written(data: Any, path: KeyPath) -> KeyPath:
-    """The path with numbers only where they count the items of a list; keys of a mapping are names."""
-    written: KeyPath = ()
-    for part in path:
-        written = (*written, part if isinstance(data, list) else str(part))
-        data = _value_at(data, (part,))
-    return written
 
 
 def _overlap(one: KeyPath, other: KeyPath) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from config.checks import Contradiction, contradictions, exposure_problems
 from config.fields import (
@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 DEFAULT_POLICY = "default"
+_NO_OTHER_NAMES: dict[str, JsonValue] = {"additionalProperties": False}  # for the schema, which only has a pattern
 
 
 class Listen(Section):
@@ -141,9 +142,11 @@ class Settings(Section):
     """How long requests under way may take to finish after a request to stop, in seconds."""
     limits: Limits = Field(default_factory=Limits)
     egress: Egress = Field(default_factory=Egress)
-    policies: Mapping[Name, Policy] = Field(default_factory=lambda: {DEFAULT_POLICY: Policy()})
+    policies: Mapping[Name, Policy] = Field(
+        default_factory=lambda: {DEFAULT_POLICY: Policy()}, json_schema_extra=_NO_OTHER_NAMES
+    )
     """Named policies that upstreams refer to. `default` always exists and can be changed here."""
-    upstreams: Mapping[Name, Upstream] = Field(default_factory=dict)
+    upstreams: Mapping[Name, Upstream] = Field(default_factory=dict, json_schema_extra=_NO_OTHER_NAMES)
     """The services the application calls, by name. The name is their label in metrics, traces and logs."""
 
     @field_validator("policies", mode="after")

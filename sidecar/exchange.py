@@ -14,17 +14,18 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from aiohttp import HttpVersion10, HttpVersion11
+from aiohttp import HttpVersion11
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
 from sidecar import clock, relay
 from sidecar.body import RequestBody
 from sidecar.failures import AttemptFailed, Malformed, Refused, UploadBroken
-from sidecar.headers import RequestFields, check_request_codings, request_head
+from sidecar.headers import CRLF, UPGRADE_LINES, RequestFields, request_head
+from sidecar.incoming import find_destination
 from sidecar.policy.classify import code_of, is_verdict
 from sidecar.policy.resend import may_resend
-from sidecar.routing import no_route, origin_path, split_absolute
+from sidecar.tunnel import Side, Tunnel, connect_target
 from sidecar.upstream.connection import UpstreamConnection
 from sidecar.upstream.endpoints import Destination, UpstreamState
 from sidecar.upstream.pool import Pool
@@ -33,8 +34,6 @@ from telemetry.record import CONNECTED, SENT, Attempt, Session
 if TYPE_CHECKING:
     from sidecar.inbound import Downstream
     from sidecar.proxy import Proxy
-
-_UPGRADE_LINES = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
 
 
 class Exchange:
@@ -79,7 +78,8 @@ class Exchange:
         self._answered = False
         self.continued = False
         self.http10 = message.version is not HttpVersion11
-        self.keep_alive = not message.should_close and not self.http10
+        # llhttp loses what follows an Upgrade it does not know, and an upgrade that was declined: both end here.
+        self.keep_alive = not (message.should_close or self.http10 or message.upgrade)
         self.taken_over = False
         self.record = Session(proxy.next_session_id(), message.method, message.path, started)
 
@@ -91,10 +91,13 @@ class Exchange:
     async def run(self) -> None:
         record = self.record
         try:
-            target = self._route()
-            self._admit()
-            await self._attempt(target)
-            await self._relay()
+            if self._message.method == "CONNECT":
+                await self._tunnel()
+            else:
+                self._destination, target = find_destination(self._message, self._fields, self._proxy, self.http10)
+                self._admit(self._destination.upstream)
+                await self._attempt(target)
+                await self._relay()
         except Malformed as malformed:
             self._answer_malformed(malformed)
             return  # not a session: counted apart
@@ -113,90 +116,9 @@ class Exchange:
         finally:
             self._settle()
 
-    # ---- route -----------------------------------------------------------------------------------------------
-
-    def _route(self) -> bytes:
-        """Find the destination; return the target to ask it for."""
-        message, fields = self._message, self._fields
-        if self.http10 and message.version != HttpVersion10:
-            raise Malformed(
-                "VERSION_NOT_SUPPORTED",
-                f"HTTP/{message.version.major}.{message.version.minor} is not supported; use HTTP/1.1",
-                reason="version",
-            )
-        if fields.transfer_encoding is not None:
-            check_request_codings(fields, http10=self.http10, chunked=message.chunked)
-        if fields.via is not None and self._proxy.pseudonym in fields.via:
-            raise Refused("LOOP_DETECTED", "this request has already passed through this sidecar", reason="loop")
-        if message.upgrade and fields.upgrade is not None:
-            self._check_upgrade()
-        path = message.path
-        if path.startswith("/") or path == "*":
-            self._destination, path = self._reverse(path)
-        else:
-            scheme, authority, rest = split_absolute(path)
-            self._check_host_field()
-            self._destination = self._proxy.directory.forward(scheme, authority)
-            path = origin_path(rest, message.method)
-        if fields.max_forwards is not None:
-            self._count_forwards(fields.max_forwards)
-        return path.encode("utf-8", "surrogateescape")
-
-    def _reverse(self, path: str) -> tuple[Destination, str]:
-        directory = self._proxy.directory
-        host = self._check_host_field()
-        if "#" in path:
-            raise Malformed("MALFORMED_REQUEST", "a request target cannot carry a fragment", reason="target")
-        if host:
-            destination = directory.by_host(host)
-            if destination is not None:
-                return destination, path
-        routed = directory.by_route(path)
-        if routed is None:
-            raise no_route(path, host)
-        return routed[0], origin_path(routed[1], self._message.method) if path != "*" else path
-
-    def _check_host_field(self) -> str:
-        """Host must be there (HTTP/1.1) and well formed even where the target makes it irrelevant (R5, R12)."""
-        value = self._fields.host
-        if value is None:
-            if self.http10:
-                return ""
-            raise Malformed("MALFORMED_REQUEST", "an HTTP/1.1 request needs a Host field", reason="host")
-        text = value.decode("latin-1")
-        self._proxy.directory.by_host(text)  # validates, and remembers that it did
-        return text
-
-    def _check_upgrade(self) -> None:
-        fields = self._fields
-        if fields.upgrade is not None and fields.upgrade.lower() != b"websocket":
-            # Passed on as an ordinary request; llhttp loses the bytes behind it, so the connection ends after it.
-            self.keep_alive = False
-            fields.upgrade = None
-        elif fields.content_length or fields.transfer_encoding is not None:
-            raise Malformed("MALFORMED_REQUEST", "an Upgrade request cannot have a body", reason="upgrade_body")
-
-    def _count_forwards(self, value: bytes) -> None:
-        """R6. At zero we are the final recipient."""
-        if self._message.method not in ("TRACE", "OPTIONS"):
-            self._fields.lines.append(b"Max-Forwards: " + value)
-            return
-        if not value.isdigit():
-            raise Malformed("MALFORMED_REQUEST", "Max-Forwards is not a number", reason="max_forwards")
-        if int(value) == 0:
-            raise Refused(
-                "NO_ROUTE",
-                "Max-Forwards is 0, so the request ends here and is not forwarded",
-                reason="max_forwards",
-                status=200 if self._message.method == "OPTIONS" else 405,
-            )
-        self._fields.lines.append(b"Max-Forwards: %d" % (int(value) - 1))
-
     # ---- admit -----------------------------------------------------------------------------------------------
 
-    def _admit(self) -> None:
-        assert self._destination is not None
-        upstream = self._destination.upstream
+    def _admit(self, upstream: UpstreamState) -> None:
         limit = upstream.max_in_flight
         if limit is not None and upstream.in_flight >= limit:
             self.record.upstream = upstream.label
@@ -250,8 +172,8 @@ class Exchange:
             framing = b"Transfer-Encoding: chunked\r\n"
         elif fields.content_length is not None:
             framing = b"Content-Length: %d\r\n" % fields.content_length
-        elif message.upgrade and fields.upgrade is not None:
-            framing = _UPGRADE_LINES
+        elif fields.upgrade is not None:
+            framing = UPGRADE_LINES
         if self._payload is not EMPTY_PAYLOAD:
             self._body = RequestBody(
                 self._payload, chunked=message.chunked, limit=self._proxy.limits.replay_body_bytes
@@ -390,38 +312,61 @@ class Exchange:
             self.keep_alive = False
         return not self.keep_alive
 
+    # ---- tunnels ---------------------------------------------------------------------------------------------
+
+    async def _tunnel(self) -> None:
+        """CONNECT: dial, say 200, and step aside."""
+        proxy, record = self._proxy, self.record
+        origin = connect_target(proxy, self._message.path)
+        upstream = proxy.directory.tunnel(origin.host, origin.port)
+        self._admit(upstream)
+        attempt = Attempt("first", origin.label, self._started)
+        record.attempts.append(attempt)
+        try:
+            side, _ = await proxy.dialler.connect(Side, origin, upstream.timeouts.connect)
+        except AttemptFailed as failed:
+            self._attempt_failed(attempt, failed)
+            raise
+        attempt.ended = clock.monotonic()
+        attempt.phase = CONNECTED
+        record.status = attempt.status = 200
+        if side.transport is None:
+            raise AttemptFailed("CONNECTION_RESET", "the upstream closed the tunnel at once", CONNECTED)
+        self._step_aside(b"HTTP/1.1 200 Connection established\r\n", b"", side.transport, b"")
+
     def _switch_protocols(self, connection: UpstreamConnection) -> None:
         """101: from here on both connections belong to a tunnel."""
-        from sidecar.tunnel import Tunnel  # both know each other
-
-        assert self._pool is not None and self._upstream is not None and connection.head is not None
+        assert self._pool is not None and connection.head is not None
         if self._fields.upgrade is None:
             raise AttemptFailed("PROTOCOL_ERROR", "the upstream switched protocols without being asked", SENT)
-        answer = relay.response_head(
-            connection,
-            self._proxy.via_line
-            + relay.sidecar_lines(self.record.session_id, 1, "tunnelled", self._upstream.answer_lines),
-            _UPGRADE_LINES,
-        )
-        self._answered = True
         self._pool.discard(connection)
-        upstream_transport = connection.transport
-        connection.finish()
         self._connection = None
-        if upstream_transport is None:
+        connection.finish()
+        if connection.transport is None:
             raise AttemptFailed("CONNECTION_RESET", "the upstream closed right after switching protocols", SENT)
-        self._hand_over(Tunnel(self._proxy, self._upstream, self.record), answer, upstream_transport, connection.tail)
+        head = relay.response_head(connection, b"", b"").removesuffix(CRLF)
+        self._step_aside(head, UPGRADE_LINES, connection.transport, connection.tail)
 
-    def _hand_over(
-        self, tunnel: object, answer: bytes, upstream_transport: asyncio.Transport, upstream_tail: bytes
-    ) -> None:
-        from sidecar.tunnel import Tunnel
-
-        assert isinstance(tunnel, Tunnel)
-        self.taken_over = True
-        self.record.outcome = ""  # known when the tunnel ends
-        client_transport, client_tail = self._client.hand_over()
-        tunnel.begin(client_transport, client_tail, upstream_transport, upstream_tail, answer)
+    def _step_aside(self, head: bytes, lines: bytes, upstream_transport: asyncio.Transport, tail: bytes) -> None:
+        """Hand both connections to a tunnel, which settles the record when it ends."""
+        assert self._upstream is not None
+        record = self.record
+        own = relay.sidecar_lines(record.session_id, len(record.attempts), "tunnelled", self._upstream.answer_lines)
+        tunnel = Tunnel(self._proxy, self._upstream, record)
+        self._answered = self.taken_over = True
+        record.outcome = ""
+        try:
+            client_transport, client_tail = self._client.hand_over()
+        except asyncio.CancelledError:
+            upstream_transport.abort()
+            raise
+        tunnel.begin(
+            client_transport,
+            client_tail,
+            upstream_transport,
+            tail,
+            head + self._proxy.via_line + own + lines + CRLF,
+        )
 
     # ---- answers of our own ----------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from sidecar.failures import Malformed
 
 CRLF = b"\r\n"
+UPGRADE_LINES = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
 
 (
     PASS,

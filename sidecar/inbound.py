@@ -117,9 +117,7 @@ class Downstream(RequestHandler):
             if exchange.taken_over:
                 return
             if not exchange.keep_alive:
-                if not payload.is_eof() and payload.exception() is None and not exchange.expects_continue_unanswered:
-                    await self._linger()
-                elif payload.exception() is not None or exchange.answered_unread:
+                if self._messages or not (payload.is_eof() or exchange.expects_continue_unanswered):
                     await self._linger()
                 break
             if self._paused:
@@ -205,12 +203,14 @@ class Downstream(RequestHandler):
                 f"the request head did not arrive within {limits.head_timeout:g} s (limits.head_timeout)",
                 status=408,
             )
-            self._close_idle()
+            self.force_close()
         elif now - self.idle_since > limits.keepalive_timeout:
-            self._close_idle()
+            self.force_close()
 
-    def _close_idle(self) -> None:
-        self.force_close()
+    def cut_off(self) -> None:
+        """The grace is over: end the connection whatever it is doing."""
+        if self.transport is not None:
+            self.transport.abort()
 
     async def _linger(self) -> None:
         """Close in both directions, but read on for a moment: closing over unread bytes would reset the

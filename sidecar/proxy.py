@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Collection
 
 from config.model import Settings
 from sidecar import clock
 from sidecar.answers import Answers
 from sidecar.clock import Ticker
 from sidecar.egress import Egress
+from sidecar.tunnel import Tunnel
 from sidecar.upstream.dial import Dialler
 from sidecar.upstream.endpoints import Directory
 from sidecar.upstream.pool import Wiring
@@ -24,13 +26,13 @@ from telemetry.metrics import Metrics
 class Proxy:
     """See the module's law."""
 
-    def __init__(self, settings: Settings, log: Log, lookup: Lookup | None = None) -> None:
+    def __init__(self, settings: Settings, log: Log, version: str, lookup: Lookup | None = None) -> None:
         loop = asyncio.get_running_loop()
         self.loop = loop
         self.settings = settings
         self.limits = settings.limits
         self.log = log
-        self.metrics = Metrics()
+        self.metrics = Metrics(version)
         self.ticker = Ticker(loop)
         self.egress = Egress(settings)
         self.dialler = Dialler(loop, Resolver(lookup), self.egress)
@@ -39,8 +41,8 @@ class Proxy:
         self.pseudonym = f"sidecar-{clock.unguessable(8)}".encode()
         self.via_line = b"Via: 1.1 %b\r\n" % self.pseudonym
         self.draining = False
-        self.exchanges = 0  # requests being served right now, tunnels not included
-        self.tunnels: set[object] = set()
+        self.downstreams: Collection[object] = ()  # the listener's connections, once there is one
+        self.tunnels: set[Tunnel] = set()
         self._wall_offset = clock.wall() - loop.time()
         self._id_prefix = clock.unguessable(16).encode()
         self._numbers = itertools.count(1)

@@ -145,7 +145,7 @@ class Router:
         return None
 
 
-def no_route(path: str, host: str) -> Refused:
+def no_route(host: str) -> Refused:
     return Refused(
         "NO_ROUTE",
         f"no upstream has a route for this path, and none lists the host {host[:100]!r}; "

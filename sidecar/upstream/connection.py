@@ -230,6 +230,11 @@ class UpstreamConnection(asyncio.Protocol):
         self.abort()
 
     @property
+    def waiting(self) -> bool:
+        """Body bytes arrived that the exchange has not taken yet."""
+        return bool(self._waiting)
+
+    @property
     def phase(self) -> int:
         """How far the request got, judged as late as possible and in doubt as further."""
         if not self._wrote:

@@ -1,0 +1,121 @@
+"""The registry of error codes: `errors.yaml` as checked, immutable data.
+
+Law: a code means the same everywhere it is shown, so it is written down once, in the data file, and this module
+adds nothing to it. A registry with a hole in it is refused as a whole: that is a broken installation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+import yaml
+
+Category = Literal["TRANSIENT", "PERMANENT", "CRITICAL"]
+Severity = Literal["low", "medium", "high", "critical"]
+Retry = Literal["retryable", "fatal", "conditional"]
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is ten times faster, where it was built
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCode:
+    """One way a call can go wrong."""
+
+    code: str
+    category: Category
+    severity: Severity
+    retry: Retry
+    status: int
+    """What the application gets when there is no answer of the upstream to pass on."""
+    description: str
+    causes: tuple[str, ...]
+    resolution: str
+    """What to do next, with a command where there is one."""
+    related: tuple[str, ...]
+
+
+class BrokenRegistry(Exception):
+    """The data file of the error codes is not as it was shipped."""
+
+
+@functools.cache
+def registry() -> Mapping[str, ErrorCode]:
+    """Every known code, by its name, read once."""
+    return parse_registry(Path(__file__).with_name("errors.yaml").read_text(encoding="utf-8"))
+
+
+def parse_registry(text: str) -> Mapping[str, ErrorCode]:
+    """The codes in a registry's text; raises BrokenRegistry with everything that is wrong with it."""
+    # Safe: both candidates for the loader construct plain values only.
+    try:
+        given = yaml.load(text, Loader=_LOADER)
+    except yaml.YAMLError as error:
+        raise BrokenRegistry(f"config/errors.yaml is not valid YAML; install the sidecar again: {error}") from None
+    if not isinstance(given, dict):
+        raise BrokenRegistry("config/errors.yaml holds no error codes; install the sidecar again")
+    problems = [
+        f"{code}: {problem}" for code, entry in given.items() for problem in _problems_of(str(code), entry, given)
+    ]
+    if problems:
+        raise BrokenRegistry("config/errors.yaml cannot be used:\n" + "\n".join(problems))
+    return MappingProxyType({code: _error_code(code, entry) for code, entry in given.items()})
+
+
+_KEYS = frozenset(field.name for field in fields(ErrorCode)) - {"code"}
+_WORDS = {"category": get_args(Category), "severity": get_args(Severity), "retry": get_args(Retry)}
+
+
+def _problems_of(code: str, entry: Any, known: Mapping[Any, Any]) -> list[str]:
+    """What is wrong with one entry, in words."""
+    if not (code.isascii() and code.isupper() and code.replace("_", "").isalnum()):
+        return ["a code is written in capitals, digits and underscores"]
+    if not isinstance(entry, dict):
+        return ["holds no keys; it needs " + ", ".join(sorted(_KEYS))]
+    found = [f"`{key}` is missing" for key in sorted(_KEYS - entry.keys())]
+    found += [f"`{key}` is not a key of an error code" for key in sorted(map(str, entry.keys() - _KEYS))]
+    if found:
+        return found
+    for key, words in _WORDS.items():
+        if entry[key] not in words:
+            found.append(f"`{key}` must be one of {', '.join(words)}")
+    if type(entry["status"]) is not int or not 400 <= entry["status"] <= 599:
+        found.append("`status` must be a number from 400 to 599")
+    for key in ("description", "resolution"):
+        if not _is_text(entry[key]):
+            found.append(f"`{key}` must be text")
+    lists = {key: entry[key] for key in ("causes", "related") if _is_list_of_text(entry[key])}
+    found += [f"`{key}` must be a list of text" for key in ("causes", "related") if key not in lists]
+    if lists.get("causes") == []:
+        found.append("`causes` is empty")
+    related = lists.get("related", [])
+    found += [f"`related` names {other}, which is not a code" for other in related if other not in known]
+    if code in related:
+        found.append("`related` names the code itself")
+    return found
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value.strip() != ""
+
+
+def _is_list_of_text(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _error_code(code: str, entry: Mapping[str, Any]) -> ErrorCode:
+    return ErrorCode(
+        code=code,
+        category=entry["category"],
+        severity=entry["severity"],
+        retry=entry["retry"],
+        status=entry["status"],
+        description=entry["description"],
+        causes=tuple(entry["causes"]),
+        resolution=entry["resolution"],
+        related=tuple(entry["related"]),
+    )

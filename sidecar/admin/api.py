@@ -1,0 +1,147 @@
+"""What an operator, kubelet and Prometheus ask: livez, readyz, metrics, config, errors.
+
+Law: reads only; answers in JSON. `Host` is checked against DNS rebinding (a page in a browser can make a name of
+its own point at loopback, but cannot fake the Host its requests carry), cross-site `Origin`s are refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from collections.abc import Awaitable, Callable, Iterable
+
+import orjson
+from aiohttp import web
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from config.errors import registry
+from config.loader import Loaded
+from sidecar.proxy import Proxy
+from telemetry import names
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_READABLE = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+
+
+def _json(data: object, status: int = 200) -> web.Response:
+    body = orjson.dumps(data, option=_READABLE, default=str)
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+class Api:
+    """The handlers. `ready` says None, or why not."""
+
+    def __init__(self, proxy: Proxy, loaded: Loaded) -> None:
+        self._proxy = proxy
+        self._loaded = loaded
+        self.not_ready: str | None = "starting"
+        proxy.metrics.live = self._live_gauges
+
+    def application(self, *, probes_only: bool = False) -> web.Application:
+        app = web.Application(middlewares=[] if probes_only else [_only_from_here])
+        app.router.add_get("/livez", self._livez)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics)
+        if not probes_only:
+            app.router.add_get("/config", self._config)
+            app.router.add_get("/errors", self._errors)
+            app.router.add_get("/errors/{code}", self._error)
+        return app
+
+    async def _livez(self, request: web.Request) -> web.Response:
+        return _json({"status": "alive"})
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        if self.not_ready is not None:
+            return _json({"status": "not ready", "reason": self.not_ready}, status=503)
+        return _json({"status": "ready"})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(self._proxy.metrics.registry), headers={"Content-Type": content_type})
+
+    async def _config(self, request: web.Request) -> web.Response:
+        return _json(
+            {
+                "file": self._loaded.path,
+                "settings": self._loaded.settings.model_dump(mode="json"),
+                "origins": self._loaded.origins,
+            }
+        )
+
+    async def _errors(self, request: web.Request) -> web.Response:
+        return _json({"items": [_described(code) for code in registry()], "next_cursor": None})
+
+    async def _error(self, request: web.Request) -> web.Response:
+        code = request.match_info["code"]
+        if code not in registry():
+            return _json({"error_code": "NOT_FOUND", "message": "no such error code; GET /errors lists all"}, 404)
+        return _json(_described(code))
+
+    def _live_gauges(self) -> Iterable[Metric]:
+        """Read from the live objects at scrape time, so they cannot drift."""
+        proxy = self._proxy
+
+        def gauge(what: names.Metric) -> GaugeMetricFamily:
+            return GaugeMetricFamily(what.name, what.help, labels=what.labels)
+
+        in_flight, connections = gauge(names.IN_FLIGHT), gauge(names.UPSTREAM_CONNECTIONS)
+        unverified = gauge(names.TLS_VERIFICATION_DISABLED)
+        what = names.UPSTREAM_CONNECTS
+        connects = CounterMetricFamily(what.name, what.help, labels=what.labels)
+        totals: dict[str, list[int]] = {}
+        for state in proxy.directory.states():
+            total = totals.setdefault(state.label, [0, 0, 0, 0, 0, 0])
+            total[0] += state.in_flight
+            total[5] |= state.settings.insecure_skip_verify
+            for pool in state.pools.values():
+                total[1] += len(pool.active)
+                total[2] += pool.idle
+                total[3] += pool.connects
+                total[4] += pool.connect_failures
+        for label, (flying, active, idle, connected, failed, skipping) in totals.items():
+            in_flight.add_metric([label], flying)
+            connections.add_metric([label, "active"], active)
+            connections.add_metric([label, "idle"], idle)
+            connects.add_metric([label, "success"], connected)
+            connects.add_metric([label, "failure"], failed)
+            if skipping:
+                unverified.add_metric([label], 1)
+        what = names.LABEL_OVERFLOW
+        overflow = CounterMetricFamily(what.name, what.help, labels=what.labels)
+        overflow.add_metric(["upstream"], proxy.directory.label_overflows)
+        downstream, ready = gauge(names.DOWNSTREAM_CONNECTIONS), gauge(names.READY)
+        downstream.add_metric([], len(proxy.downstreams))
+        ready.add_metric([], 0 if self.not_ready else 1)
+        return in_flight, connections, connects, unverified, overflow, downstream, ready
+
+
+def _described(code: str) -> dict[str, object]:
+    return dataclasses.asdict(registry()[code])
+
+
+@web.middleware
+async def _only_from_here(request: web.Request, handler: Handler) -> web.StreamResponse:
+    origin = request.headers.get("Origin")
+    host = request.headers.get("Host", "")
+    if not _is_local_name(host) or (origin is not None and not _is_local_name(origin.partition("://")[2])):
+        return _json(
+            {
+                "error_code": "EGRESS_DENIED",
+                "message": f"the admin port answers to loopback names only, not to {host or origin!r}",
+            },
+            403,
+        )
+    return await handler(request)
+
+
+def _is_local_name(authority: str) -> bool:
+    host = authority.rpartition(":")[0] if authority.rpartition(":")[2].isdigit() else authority
+    host = host.strip("[]").lower()
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,193 @@
+"""Composition root: settings → a running sidecar. The only module that knows all parts.
+
+Law: `start` and `stop` are lists of steps in the order they happen. Anything that can be wrong with the machine
+(port in use, state directory taken, a pure-Python parser) is told as a `CannotStart` that says what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import TextIO
+
+import aiohttp.http_parser
+from aiohttp import web
+
+from config.addresses import join_host_port
+from config.loader import Loaded
+from sidecar import __version__, clock
+from sidecar.admin.api import Api
+from sidecar.inbound import Downstream, Listener
+from sidecar.proxy import Proxy
+from sidecar.upstream.resolve import Lookup
+from telemetry.logs import Log
+
+# Connections that were accepted but not yet served when a drain begins get this long to bring their request.
+_LAST_REQUESTS = 0.5
+_BACKLOG = 4096
+
+
+class CannotStart(Exception):
+    """Why not, and what to do."""
+
+
+class Sidecar:
+    """Everything that runs. Use `start`, then `stop`."""
+
+    def __init__(self, loaded: Loaded, log: Log, lookup: Lookup | None = None) -> None:
+        if not getattr(aiohttp.http_parser, "HttpRequestParserC", None):
+            raise CannotStart(
+                "aiohttp is installed without its C parser, whose checks the proxy relies on; "
+                "install a wheel built for this platform"
+            )
+        self.loaded = loaded
+        self.settings = loaded.settings
+        self.log = log
+        self.proxy = Proxy(self.settings, log, __version__, lookup)
+        self.api = Api(self.proxy, loaded)
+        self._listener = Listener(self.proxy)
+        self._server: asyncio.Server | None = None
+        self._runners: list[web.AppRunner] = []
+        self._lock: TextIO | None = None
+        self.address = ("", 0)
+        self.admin_address = ("", 0)
+        self.probes_address: tuple[str, int] | None = None
+
+    async def start(self) -> None:
+        settings, proxy = self.settings, self.proxy
+        self._lock = lock_state_dir(Path(settings.state_dir))
+        try:
+            self.admin_address = await self._serve(self.api.application(), settings.admin, "admin")
+            if settings.probes is not None:
+                probes = self.api.application(probes_only=True)
+                self.probes_address = await self._serve(probes, settings.probes, "probes")
+            proxy.answers.documentation = f"http://{join_host_port(*self.admin_address)}"
+            self.address = await self._listen()
+        except BaseException:
+            await self._close_servers()
+            raise
+        proxy.ticker.on_lag = proxy.metrics.loop_lag
+        proxy.ticker.start()
+        self.api.not_ready = None
+        for name, upstream in settings.upstreams.items():
+            if upstream.insecure_skip_verify:
+                self.log.warn(
+                    "sidecar.tls.unverified", f"certificates of upstream {name} are not verified", upstream=name
+                )
+        self.log.info(
+            "sidecar.started",
+            f"listening on {join_host_port(*self.address)}, admin on {join_host_port(*self.admin_address)}",
+            version=__version__,
+            config=str(self.loaded.path) if self.loaded.path else None,
+            state_dir=str(settings.state_dir),
+        )
+
+    async def stop(self, grace: float | None = None) -> bool:
+        """Drain, then close. True if everything in flight ended within the grace."""
+        proxy = self.proxy
+        grace = self.settings.shutdown_grace if grace is None else grace
+        deadline = clock.monotonic() + grace
+        self.api.not_ready = "draining"
+        proxy.draining = True  # every answer from here on says `Connection: close`
+        if self._server is not None:
+            self._server.close()
+        await clock.sleep(min(_LAST_REQUESTS, grace))
+        while clock.monotonic() < deadline:
+            self._close_idle()
+            if not proxy.downstreams and not proxy.tunnels:
+                break
+            await clock.sleep(0.05)
+        in_time = not any(c.busy and not c.lingering for c in self._downstreams()) and not proxy.tunnels
+        for tunnel in tuple(proxy.tunnels):
+            tunnel.close()
+        for connection in self._downstreams():
+            connection.cut_off()
+        await clock.sleep(0)
+        proxy.directory.close()
+        proxy.ticker.stop()
+        await self._close_servers()
+        self.log.info("sidecar.stopped", "stopped" if in_time else "stopped; the grace ended before all requests did")
+        return in_time
+
+    def _downstreams(self) -> list[Downstream]:
+        return [c for c in tuple(self.proxy.downstreams) if isinstance(c, Downstream)]
+
+    def _close_idle(self) -> None:
+        for connection in self._downstreams():
+            if not connection.busy:
+                connection.force_close()
+
+    async def _listen(self) -> tuple[str, int]:
+        listen = self.settings.listen
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(self._listener, listen.host, listen.port, backlog=_BACKLOG)
+        except OSError as error:
+            raise _cannot_bind(error, "listen", listen.host, listen.port) from error
+        for sock in self._server.sockets:
+            self.proxy.egress.add_listener(*sock.getsockname()[:2], "proxy")
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
+
+    async def _serve(self, app: web.Application, where: object, role: str) -> tuple[str, int]:
+        host, port = where.host, where.port  # type: ignore[attr-defined]  # Admin and Probes have both
+        runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await runner.setup()
+        self._runners.append(runner)
+        try:
+            await web.TCPSite(runner, host, port, shutdown_timeout=1).start()
+        except OSError as error:
+            raise _cannot_bind(error, role, host, port) from error
+        for address in runner.addresses:
+            self.proxy.egress.add_listener(address[0], address[1], role)
+        return runner.addresses[0][0], runner.addresses[0][1]
+
+    async def _close_servers(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for runner in self._runners:
+            await runner.cleanup()
+        self._runners.clear()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def lock_state_dir(path: Path) -> TextIO:
+    """One process owns a state directory. The lock dies with the process; the file stays and names the holder."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise CannotStart(
+            f"state_dir {path} cannot be used: {error.strerror}; make it writable or set another `state_dir`"
+        ) from error
+    file = os.fdopen(descriptor, "r+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise CannotStart(
+            f"state_dir {path} is in use by {holder}; stop that one, or give this one a `state_dir` of its own"
+        ) from error
+    file.seek(0)
+    file.truncate()
+    file.write(f"process {os.getpid()}")
+    file.flush()
+    return file
+
+
+def _cannot_bind(error: OSError, role: str, host: str, port: int) -> CannotStart:
+    where = join_host_port(host, port)
+    if error.errno == errno.EADDRINUSE:
+        return CannotStart(
+            f"{role}: {where} is in use by another program (maybe another sidecar); "
+            f"stop it, or set SIDECAR__{role.upper()}__PORT"
+        )
+    if error.errno == errno.EACCES:
+        return CannotStart(f"{role}: no permission to listen on {where}; ports below 1024 need privileges")
+    return CannotStart(f"{role}: cannot listen on {where}: {error.strerror or error}")

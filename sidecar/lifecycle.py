@@ -1,0 +1,76 @@
+"""Start, ready, drain, shutdown: the life of the process as commented steps.
+
+Law: signals are turned into these steps and nothing else. The first SIGTERM or SIGINT drains, a second one ends
+at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import os
+import signal
+
+import uvloop
+
+from config.loader import ConfigError, Loaded, load
+from sidecar.assembly import CannotStart, Sidecar
+from telemetry.logs import Log
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _16_MIB = -1, -3, 16 * 1024 * 1024
+
+
+def run(loaded: Loaded) -> int:
+    """Run until told to stop; the exit code."""
+    os.umask(0o077)
+    _keep_freed_memory()
+    log = Log()
+    try:
+        return uvloop.run(_live(loaded, log))
+    except CannotStart as why:
+        log.error("sidecar.cannot_start", str(why))
+        return 1
+
+
+async def _live(loaded: Loaded, log: Log) -> int:
+    loop = asyncio.get_running_loop()
+    stop_asked = asyncio.Event()
+    sidecar = Sidecar(loaded, log)
+    # 1. Open the listeners; the admin port first, so that /readyz can already say "starting".
+    await sidecar.start()
+    # 2. What exists now lives as long as the process: take it out of the collector's sight.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    # 3. Wait for the end.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop_asked.set)
+    loop.add_signal_handler(signal.SIGHUP, _reload_asked, loaded, log)
+    await stop_asked.wait()
+    # 4. Drain. A second signal ends it at once.
+    log.info("sidecar.draining", f"finishing requests in flight for at most {loaded.settings.shutdown_grace:g} s")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+    return 0 if await sidecar.stop() else 1
+
+
+def _reload_asked(loaded: Loaded, log: Log) -> None:
+    """SIGHUP: the file is checked and the verdict logged; the running settings stay until a restart."""
+    try:
+        load(loaded.path, os.environ)
+    except ConfigError as wrong:
+        log.error("sidecar.config.invalid", f"the configuration on disk is not valid, nothing changed: {wrong}")
+    else:
+        log.info("sidecar.config.valid", "the configuration on disk is valid; restart to apply it")
+
+
+def _keep_freed_memory() -> None:
+    """glibc gives memory back to the kernel after each large buffer and asks for it again for the next one."""
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_TRIM_THRESHOLD, _16_MIB)
+        libc.mallopt(_M_MMAP_THRESHOLD, _16_MIB)
+    except (OSError, AttributeError):
+        return  # another C library: only a matter of speed

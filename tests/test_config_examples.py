@@ -1,0 +1,190 @@
+"""The shipped examples load everywhere, and the complete one really is; the JSON Schema accepts them all."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.document import parse
+from config.keys import every_key
+from config.loader import load
+from config.model import Settings
+from config.schema import DIALECT, json_schema
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "config" / "examples"
+COMPLETE = EXAMPLES / "complete.yaml"
+MINIMAL = EXAMPLES / "minimal.yaml"
+CHOSEN_NAME = "<name>"
+
+
+def data_of(path: Path) -> Any:
+    return parse(path.read_text(encoding="utf-8")).data
+
+
+def schema_faults(value: Any, schema: dict[str, Any], root: dict[str, Any], path: str = "$") -> Iterator[str]:
+    """As much of JSON Schema as ours uses; a keyword that is not known here fails rather than passes."""
+    known = {"$ref", "$schema", "$defs", "title", "description", "default", "type", "properties", "required"}
+    known |= {"additionalProperties", "patternProperties", "items", "enum", "anyOf", "pattern"}
+    known |= {"minimum", "maximum", "exclusiveMinimum"}
+    assert set() == schema.keys() - known
+    if "$ref" in schema:
+        yield from schema_faults(value, root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root, path)
+    if "anyOf" in schema and all(list(schema_faults(value, one, root, path)) for one in schema["anyOf"]):
+        yield f"{path}: none of the alternatives"
+    if "enum" in schema and value not in schema["enum"]:
+        yield f"{path}: not one of {schema['enum']}"
+    kinds: dict[str, tuple[type, ...]] = {
+        "object": (dict,),
+        "array": (list,),
+        "string": (str,),
+        "integer": (int,),
+        "number": (int, float),
+        "boolean": (bool,),
+        "null": (type(None),),
+    }
+    kind = schema.get("type")
+    if kind and (not isinstance(value, kinds[kind]) or (isinstance(value, bool) and kind != "boolean")):
+        yield f"{path}: not of type {kind}"
+        return
+    if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
+        yield f"{path}: does not match {schema['pattern']}"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        in_range = schema.get("minimum", value) <= value <= schema.get("maximum", value)
+        if not in_range or not value > schema.get("exclusiveMinimum", value - 1):
+            yield f"{path}: out of range"
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from schema_faults(item, schema.get("items", {}), root, f"{path}[{index}]")
+    if isinstance(value, dict):
+        yield from _faults_of_members(value, schema, root, path)
+
+
+def _faults_of_members(value: dict[str, Any], schema: dict[str, Any], root: dict[str, Any], path: str) -> Iterator[str]:
+    properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+    assert isinstance(others, bool)
+    yield from (f"{path}.{key}: missing" for key in schema.get("required", ()) if key not in value)
+    for key, inner in value.items():
+        fitting = [entry for pattern, entry in schema.get("patternProperties", {}).items() if re.search(pattern, key)]
+        if key in properties or fitting:
+            for entry in (*fitting, *([properties[key]] if key in properties else [])):
+                yield from schema_faults(inner, entry, root, f"{path}.{key}")
+        elif others is False:
+            yield f"{path}.{key}: not allowed"
+
+
+def values_at(data: Any, path: tuple[str, ...]) -> list[Any]:
+    """What stands at a key, for every chosen name on the way."""
+    if not path:
+        return [data]
+    if not isinstance(data, dict):
+        return []
+    if path[0] == CHOSEN_NAME:
+        return [value for inner in data.values() for value in values_at(inner, path[1:])]
+    return values_at(data[path[0]], path[1:]) if path[0] in data else []
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_example_loads(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # on a machine that has none of our files
+    assert load(path, {}).settings.upstreams
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_schema_accepts_every_example(path: Path) -> None:
+    schema = json_schema()
+    assert [] == list(schema_faults(data_of(path), schema, schema))
+
+
+def test_the_complete_example_names_every_key_there_is() -> None:
+    data, text = data_of(COMPLETE), COMPLETE.read_text(encoding="utf-8")
+    missing = []
+    for key in every_key():
+        if values_at(data, key):
+            continue
+        # Where a section is left out (null), because no file can be named that exists everywhere, a comment shows it.
+        shown = rf"^\s*# {key[-2]}:.*\b{key[-1]}:"
+        if values_at(data, key[:-1]) != [None] or not re.search(shown, text, re.MULTILINE):
+            missing.append(".".join(key))
+    assert [] == missing
+
+
+def test_the_walk_over_the_keys_reaches_every_corner() -> None:
+    keys = {".".join(key) for key in every_key()}
+    assert {
+        "version",
+        "probes.port",
+        "egress.connect_ports",
+        "policies.<name>.attempt_timeout",
+        "upstreams.<name>.timeouts.connect",
+        "upstreams.<name>.client_cert.key",
+    } <= keys
+
+
+def test_the_complete_example_shows_the_defaults_where_it_says_so() -> None:
+    settings, defaults = load(COMPLETE, {}).settings, Settings()
+    chosen = {"upstreams", "policies", "probes"}
+    assert {key: getattr(defaults, key) for key in Settings.model_fields if key not in chosen} == {
+        key: getattr(settings, key) for key in Settings.model_fields if key not in chosen
+    }
+
+
+def test_every_key_of_the_complete_example_is_explained() -> None:
+    """By a comment on its line, or above it with no empty line in between."""
+    unexplained = []
+    explained = False
+    for number, line in enumerate(COMPLETE.read_text(encoding="utf-8").splitlines(), 1):
+        explained = line.strip() != "" and (explained or "# " in line)
+        if line.strip() and not explained:
+            unexplained.append(f"{number}: {line}")
+    assert [] == unexplained
+
+
+def test_the_minimal_example_is_minimal() -> None:
+    lines = [line for line in MINIMAL.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    assert len(lines) <= 6
+
+
+def test_the_schema_is_a_schema_of_the_named_dialect() -> None:
+    schema = json_schema()
+    assert DIALECT == schema["$schema"]
+    assert set(Settings.model_fields) == set(schema["properties"])
+
+
+def test_the_schema_explains_every_key() -> None:
+    schema = json_schema()
+    sections = {"Settings": schema, **schema["$defs"]}
+    silent = [
+        f"{name}.{key}"
+        for name, section in sections.items()
+        for key, entry in section["properties"].items()
+        if "description" not in entry and "description" not in sections[entry.get("$ref", "/").rpartition("/")[2]]
+    ]
+    assert [] == silent
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"limts": {}},
+        {"listen": {"port": 70000}},
+        {"listen": {"port": "4140"}},
+        {"version": "2.0.0"},
+        {"egress": {"mode": "shut"}},
+        {"probes": {"port": 1}},
+        {"upstreams": {"_a": {}}},
+        {"upstreams": {"a": {"timeouts": {"connect": 0}}}},
+        {"upstreams": {"a": {"client_cert": {"cert": "x"}}}},
+    ],
+)
+def test_the_schema_refuses_what_the_loader_refuses(data: dict[str, Any]) -> None:
+    schema = json_schema()
+    assert [] != list(schema_faults(data, schema, schema))
+
+
+@pytest.mark.parametrize("client_cert", [None, "both.pem", {"cert": "a.pem", "key": "b.pem"}])
+def test_the_schema_accepts_every_form_of_a_client_certificate(client_cert: object) -> None:
+    schema = json_schema()
+    data = {"upstreams": {"a": {"client_cert": client_cert}}}
+    assert [] == list(schema_faults(data, schema, schema))
