@@ -134,11 +134,11 @@ class Sidecar:
 
     async def _serve(self, app: web.Application, where: object, role: str) -> tuple[str, int]:
         host, port = where.host, where.port  # type: ignore[attr-defined]  # Admin and Probes have both
-        runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1)
         await runner.setup()
         self._runners.append(runner)
         try:
-            await web.TCPSite(runner, host, port, shutdown_timeout=1).start()
+            await web.TCPSite(runner, host, port).start()
         except OSError as error:
             raise _cannot_bind(error, role, host, port) from error
         for address in runner.addresses:

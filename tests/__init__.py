@@ -1,0 +1,1 @@
+"""Tests: names are sentences, peers are real sockets."""

@@ -1,0 +1,97 @@
+"""A sidecar in this process, on free ports, for tests that talk to it over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import uvloop
+
+from config.loader import Loaded
+from config.model import Settings
+from sidecar.assembly import Sidecar
+from sidecar.upstream.resolve import Lookup
+from telemetry.logs import Log
+from tests.doubles.app import App
+from tests.doubles.upstream import Script, Upstream
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The product runs on uvloop, so do its tests."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+class Running(Sidecar):
+    """A started sidecar with what tests ask of it."""
+
+    logged: io.StringIO
+
+    async def app(self) -> App:
+        app = await App.connect(self.address)
+        self.apps.append(app)
+        return app
+
+    apps: list[App]
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        return {word: count for word, count in self.proxy.metrics.sessions_by_outcome().items() if count}
+
+
+Starter = Callable[..., Awaitable[Running]]
+UpstreamStarter = Callable[..., Awaitable[Upstream]]
+
+
+@pytest_asyncio.fixture
+async def start_upstream() -> AsyncIterator[UpstreamStarter]:
+    started: list[Upstream] = []
+
+    async def start(script: Script, **options: Any) -> Upstream:
+        upstream = await Upstream(script).start(**options)
+        started.append(upstream)
+        return upstream
+
+    yield start
+    for upstream in started:
+        await upstream.stop()
+
+
+@pytest_asyncio.fixture
+async def start_sidecar(tmp_path: Path) -> AsyncIterator[Starter]:
+    """`await start_sidecar(upstreams={…}, limits={…}, lookup=…)`: keys as in the configuration file."""
+    started: list[Running] = []
+
+    async def start(lookup: Lookup | None = None, **keys: Any) -> Running:
+        keys.setdefault("listen", {"port": 0})
+        keys.setdefault("admin", {"port": 0})
+        keys.setdefault("state_dir", str(tmp_path / f"state{len(started)}"))
+        settings = Settings.model_validate(keys)
+        logged = io.StringIO()
+        sidecar = Running(Loaded(settings, None, {}), Log(logged), lookup)
+        sidecar.logged = logged
+        sidecar.apps = []
+        await sidecar.start()
+        started.append(sidecar)
+        return sidecar
+
+    yield start
+    for sidecar in started:
+        for app in sidecar.apps:
+            app.close()
+        await sidecar.stop(grace=0.1)
+        assert "sidecar.internal_error" not in sidecar.logged.getvalue(), sidecar.logged.getvalue()
+
+
+@pytest.fixture
+def route() -> Callable[[Upstream], dict[str, Any]]:
+    """The configuration of one upstream `u` under `/u`."""
+
+    def make(upstream: Upstream, **keys: Any) -> dict[str, Any]:
+        return {"u": {"route": "/u", "endpoints": [upstream.url], **keys}}
+
+    return make

@@ -1,0 +1,1 @@
+"""The other side of every socket: upstreams that follow a script, apps that write raw bytes."""
