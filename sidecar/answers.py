@@ -70,7 +70,8 @@ class Answers:
         )
         head = [
             STATUS_LINES.get(shown) or b"HTTP/1.1 %d \r\n" % shown,
-            b"Content-Type: application/json\r\nContent-Length: %d\r\nDate: %b\r\n" % (len(body), clock.http_date(wall)),
+            b"Content-Type: application/json\r\nContent-Length: %d\r\nDate: %b\r\n"
+            % (len(body), clock.http_date(wall)),
             lines,
         ]
         if retry_after is not None:

@@ -128,7 +128,7 @@ class Sidecar:
         except OSError as error:
             raise _cannot_bind(error, "listen", listen.host, listen.port) from error
         for sock in self._server.sockets:
-            self.proxy.egress.add_listener(*sock.getsockname()[:2], "proxy")
+            self.proxy.egress.add_listener(sock.getsockname()[0], sock.getsockname()[1], "proxy")
         host, port = self._server.sockets[0].getsockname()[:2]
         return host, port
 

@@ -175,9 +175,7 @@ class Exchange:
         elif fields.upgrade is not None:
             framing = UPGRADE_LINES
         if self._payload is not EMPTY_PAYLOAD:
-            self._body = RequestBody(
-                self._payload, chunked=message.chunked, limit=self._proxy.limits.replay_body_bytes
-            )
+            self._body = RequestBody(self._payload, chunked=message.chunked, limit=self._proxy.limits.replay_body_bytes)
         return request_head(message.method.encode(), target, host, fields, self._proxy.via_line, framing)
 
     async def _send(self, connection: UpstreamConnection, head: bytes) -> None:
@@ -227,10 +225,8 @@ class Exchange:
         self._stop_upload()
 
     def _may_resend(self, failed: AttemptFailed) -> bool:
-        if self._body is not None and not (self._body.replayable and self._body.finished):
-            # Part of the body is still to come; it may only be continued if nothing of it was consumed in vain.
-            if failed.phase > CONNECTED or not self._body.replayable:
-                return False
+        if self._body is not None and not self._body.replayable:
+            return False
         return may_resend(failed.phase, self._message.method, keyed=self._fields.keyed)
 
     # ---- relay -----------------------------------------------------------------------------------------------
@@ -248,9 +244,7 @@ class Exchange:
         if connection.switched:
             self._switch_protocols(connection)
             return
-        framing, chunked = relay.framing_of(
-            connection, head_request=self._message.method == "HEAD", http10=self.http10
-        )
+        framing, chunked = relay.framing_of(connection, head_request=self._message.method == "HEAD", http10=self.http10)
         if self._must_close():
             framing += b"Connection: close\r\n"
         own_lines = self._proxy.via_line + relay.sidecar_lines(
@@ -411,7 +405,7 @@ class Exchange:
         if self._answered and self._client.transport is not None:
             relay.cut_off(self._client.transport, reset=self.http10)
         else:
-            self._write_error("SIDECAR_INTERNAL", "the sidecar failed while handling this request; its log says why", {})
+            self._write_error("SIDECAR_INTERNAL", "the sidecar failed on this request; its log says why", {})
 
     def _write_error(
         self,

@@ -106,7 +106,7 @@ class Downstream(RequestHandler):
                 self._parser.message_consumed()
             if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
                 self._resume_reading_if_drained()
-            if type(message) is _ErrInfo:
+            if isinstance(message, _ErrInfo):
                 self._answer_unparsable(message)
                 await self._linger()
                 break

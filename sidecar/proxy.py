@@ -52,7 +52,7 @@ class Proxy:
         self.ticker.every(1.0, self.directory.sweep)
 
     def next_session_id(self) -> bytes:
-        """Unique across processes by a random prefix, across requests by a count; a UUID would cost ten times as much."""
+        """Unique across processes by a random prefix, within one by a count; a UUID costs ten times as much."""
         return b"%b%08x" % (self._id_prefix, next(self._numbers))
 
     def wall(self, monotonic: float) -> float:

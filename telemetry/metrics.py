@@ -135,9 +135,9 @@ class Metrics:
                 family.add_metric([word], count)
             yield family
         for what, histogram in ((names.OVERHEAD, self._overhead), (names.LOOP_LAG, self._loop_lag)):
-            family = HistogramMetricFamily(what.name, what.help, labels=what.labels)
-            family.add_metric([], histogram.samples(), histogram.total)
-            yield family
+            timing = HistogramMetricFamily(what.name, what.help, labels=what.labels)
+            timing.add_metric([], histogram.samples(), histogram.total)
+            yield timing
         info = names.BUILD_INFO
         build = GaugeMetricFamily(info.name, info.help, labels=info.labels)
         build.add_metric([self._version, platform.python_version()], 1)

@@ -61,9 +61,7 @@ LABEL_OVERFLOW = Metric(
     ("label",),
     "Hosts counted as `_other` because limits.auto_upstreams labels were taken.",
 )
-LOOP_LAG = Metric(
-    "sidecar_event_loop_lag_seconds", "histogram", (), "How late the event loop woke up for a timer."
-)
+LOOP_LAG = Metric("sidecar_event_loop_lag_seconds", "histogram", (), "How late the event loop woke up for a timer.")
 IN_FLIGHT = Metric("sidecar_requests_in_flight", "gauge", ("upstream",), "Requests and tunnels being served now.")
 DOWNSTREAM_CONNECTIONS = Metric("sidecar_downstream_connections", "gauge", (), "Open connections of the app.")
 UPSTREAM_CONNECTIONS = Metric(

@@ -17,9 +17,7 @@ PHASE_WORDS = ("not_connected", "connected", "partly_sent", "sent")
 
 GOOD = frozenset({"first_try", "recovered", "deduplicated", "queued", "tunnelled"})
 NEUTRAL = frozenset({"rejected", "denied", "cancelled"})
-BAD = frozenset(
-    {"exhausted", "not_retryable", "budget", "deadline", "breaker_open", "failed_streaming", "internal"}
-)
+BAD = frozenset({"exhausted", "not_retryable", "budget", "deadline", "breaker_open", "failed_streaming", "internal"})
 OUTCOMES = GOOD | NEUTRAL | BAD
 
 

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import orjson
 from aiohttp import web
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 
 from config.errors import registry
 from config.loader import Loaded

@@ -27,7 +27,7 @@ class ResumingContext(ssl.SSLContext):
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
         name = kwargs.get("server_hostname")
-        if name in self._sessions:
+        if isinstance(name, str) and name in self._sessions:
             kwargs["session"] = self._sessions[name]
         return super().wrap_bio(*args, **kwargs)
 
