@@ -74,7 +74,7 @@ class Ticker:
         self._chores.append((max(1, round(seconds / TICK)), chore))
 
     def start(self) -> None:
-        self._due = self._loop.time() + TICK
+        self._due = monotonic() + TICK  # the loop's own time has the same origin, but only milliseconds
         self._handle = self._loop.call_at(self._due, self._tick)
 
     def stop(self) -> None:
@@ -83,7 +83,7 @@ class Ticker:
             self._handle = None
 
     def _tick(self) -> None:
-        now = self._loop.time()
+        now = monotonic()
         if self.on_lag is not None:
             self.on_lag(now - self._due)
         self.start()

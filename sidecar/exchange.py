@@ -148,11 +148,13 @@ class Exchange:
             attempt = Attempt(kind, pool.label, clock.monotonic() if record.attempts else self._started)
             record.attempts.append(attempt)
             try:
+                sent_at = attempt.started
                 if connection is None:
                     connection = await pool.dial()
+                    sent_at = clock.monotonic()
                 self._connection = connection
                 attempt.reused = connection.reused
-                await self._send(connection, head)
+                await self._send(connection, head, sent_at)
             except AttemptFailed as failed:
                 self._attempt_failed(attempt, failed)
                 if kind == "first" and failed.stale and self._may_resend(failed):
@@ -178,12 +180,12 @@ class Exchange:
             self._body = RequestBody(self._payload, chunked=message.chunked, limit=self._proxy.limits.replay_body_bytes)
         return request_head(message.method.encode(), target, host, fields, self._proxy.via_line, framing)
 
-    async def _send(self, connection: UpstreamConnection, head: bytes) -> None:
+    async def _send(self, connection: UpstreamConnection, head: bytes, started: float) -> None:
         """Send the request; return with a whole small answer, or with the head of a large one."""
         upstream = self._upstream
         assert upstream is not None
-        now = self._proxy.loop.time()
-        waiter = connection.begin(bodyless=self._message.method == "HEAD", deadline=now + upstream.attempt_timeout)
+        deadline = started + upstream.attempt_timeout
+        waiter = connection.begin(bodyless=self._message.method == "HEAD", deadline=deadline)
         connection.on_interim = self._interim
         body = self._body
         if body is None:
@@ -192,7 +194,7 @@ class Exchange:
             connection.write(head + whole, last=True)
         else:
             connection.write(head, last=False)
-            connection.expect_progress(upstream.timeouts.body_idle, now)
+            connection.expect_progress(upstream.timeouts.body_idle, started)
             self._upload = clock.spawn(self._send_body(body, connection), "upload")
         await waiter
 
@@ -207,7 +209,7 @@ class Exchange:
             return
         if connection.head is None:
             # The answer's clock starts when the question has been asked.
-            connection.expect_head_by(self._proxy.loop.time() + self._upstream.attempt_timeout)
+            connection.expect_head_by(clock.monotonic() + self._upstream.attempt_timeout)
 
     def _interim(self, status: int, reason: bytes, fields: list[tuple[bytes, bytes]]) -> None:
         if self.http10 or self._client.transport is None:
@@ -268,7 +270,7 @@ class Exchange:
     async def _stream(self, connection: UpstreamConnection, sink: relay.AppSink) -> None:
         assert self._upstream is not None
         client, record = self._client, self.record
-        connection.expect_progress(self._upstream.timeouts.body_idle, self._proxy.loop.time())
+        connection.expect_progress(self._upstream.timeouts.body_idle, clock.monotonic())
         client.stream_through(sink, connection.resume)
         try:
             await connection.stream_to(sink)
@@ -434,7 +436,7 @@ class Exchange:
             code,
             message,
             request_id=self._session_id(),
-            wall=self._proxy.wall(self._proxy.loop.time()),
+            wall=self._proxy.wall(clock.monotonic()),
             details={**shown, "dlq_id": None, **details},
             trace_id=_trace_id(self._fields.traceparent),
             status=status,
@@ -453,7 +455,7 @@ class Exchange:
     def _give_back(self, connection: UpstreamConnection) -> None:
         self._connection = None
         if self._pool is not None:
-            self._pool.give_back(connection, self._proxy.loop.time())
+            self._pool.give_back(connection, self.record.attempts[-1].ended)
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None
@@ -479,10 +481,10 @@ class Exchange:
         if upstream is not None:
             upstream.in_flight -= 1
         record = self.record
+        record.ended = clock.monotonic()
         if record.outcome:
             if self._body is not None:
                 record.request_bytes = self._body.total
-            record.ended = clock.monotonic()
             self._proxy.metrics.observe(record)
 
 

@@ -53,7 +53,7 @@ class Downstream(RequestHandler):
         self._payload_now: Any = None
         self._sink: AppSink | None = None
         self._resume_upstream: Callable[[], None] | None = None
-        self.idle_since = self._loop.time()
+        self.idle_since = clock.monotonic()
         self.head_since = self.idle_since  # the first head is awaited from the start
         self.lingering = False
 
@@ -76,7 +76,7 @@ class Downstream(RequestHandler):
             if type(messages[-1][0]) is _ErrInfo:
                 self._break_payloads()
         elif self.head_since == 0.0 and self._waiter is not None:
-            self.head_since = self._loop.time()
+            self.head_since = clock.monotonic()
         # `data` is empty when aiohttp only wants buffered bytes parsed again.
         if len(data) >= 7:
             self._last_bytes = data[-7:]
@@ -96,7 +96,6 @@ class Downstream(RequestHandler):
         while not self._force_close:
             if not self._messages:
                 self._waiter = loop.create_future()
-                self.idle_since = loop.time()
                 try:
                     await self._waiter
                 finally:
@@ -110,10 +109,11 @@ class Downstream(RequestHandler):
                 self._answer_unparsable(message)
                 await self._linger()
                 break
-            exchange = Exchange(proxy, self, message, payload, loop.time())
+            exchange = Exchange(proxy, self, message, payload, clock.monotonic())
             self._payload_now = payload
             await exchange.run()
             self._payload_now = None
+            self.idle_since = exchange.record.ended
             if exchange.taken_over:
                 return
             if not exchange.keep_alive:
@@ -172,7 +172,7 @@ class Downstream(RequestHandler):
             code,
             message,
             request_id=proxy.next_session_id().decode(),
-            wall=proxy.wall(self._loop.time()),
+            wall=proxy.wall(clock.monotonic()),
             details={"reason": reason},
             status=status,
             retry_after=retry_after,

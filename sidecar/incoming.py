@@ -34,10 +34,15 @@ def find_destination(
         check_request_codings(fields, http10=http10, chunked=message.chunked)
     if fields.upgrade is not None:
         _check_upgrade(message, fields)
-    host = _host_field(fields, proxy.directory, http10)
+    by_host = _by_host_field(fields, proxy.directory, http10)
     path = message.path
     if path.startswith("/") or path == "*":
-        destination, path = _reverse(path, host, message.method, proxy.directory)
+        if "#" in path:
+            raise Malformed("MALFORMED_REQUEST", "a request target cannot carry a fragment", reason="target")
+        if by_host is not None:
+            destination = by_host
+        else:
+            destination, path = _by_route(path, message.method, fields.host, proxy.directory)
     else:
         scheme, authority, rest = split_absolute(path)
         destination = proxy.directory.forward(scheme, authority)
@@ -49,28 +54,20 @@ def find_destination(
     return destination, path.encode("utf-8", "surrogateescape")
 
 
-def _reverse(path: str, host: str, method: str, directory: Directory) -> tuple[Destination, str]:
-    if "#" in path:
-        raise Malformed("MALFORMED_REQUEST", "a request target cannot carry a fragment", reason="target")
-    if host:
-        destination = directory.by_host(host)
-        if destination is not None:
-            return destination, path
+def _by_route(path: str, method: str, host: bytes | None, directory: Directory) -> tuple[Destination, str]:
     routed = directory.by_route(path)
     if routed is None:
-        raise no_route(host)
+        raise no_route((host or b"").decode("latin-1"))
     return routed[0], path if path == "*" else origin_path(routed[1], method)
 
 
-def _host_field(fields: RequestFields, directory: Directory, http10: bool) -> str:
+def _by_host_field(fields: RequestFields, directory: Directory, http10: bool) -> Destination | None:
     """Host must be there (HTTP/1.1) and well formed even where the target makes it irrelevant (R5, R12)."""
-    if fields.host is None:
-        if http10:
-            return ""
-        raise Malformed("MALFORMED_REQUEST", "an HTTP/1.1 request needs a Host field", reason="host")
-    text = fields.host.decode("latin-1")
-    directory.by_host(text)  # validates it, and remembers that it did
-    return text
+    if fields.host is not None:
+        return directory.by_host(fields.host)
+    if http10:
+        return None
+    raise Malformed("MALFORMED_REQUEST", "an HTTP/1.1 request needs a Host field", reason="host")
 
 
 def _check_upgrade(message: RawRequestMessage, fields: RequestFields) -> None:

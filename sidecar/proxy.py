@@ -43,11 +43,11 @@ class Proxy:
         self.draining = False
         self.downstreams: Collection[object] = ()  # the listener's connections, once there is one
         self.tunnels: set[Tunnel] = set()
-        self._wall_offset = clock.wall() - loop.time()
+        self._wall_offset = clock.wall() - clock.monotonic()
         self._id_prefix = clock.unguessable(16).encode()
         self._numbers = itertools.count(1)
         self.date_line = b""
-        self.refresh_date(loop.time())
+        self.refresh_date(clock.monotonic())
         self.ticker.every(1.0, self.refresh_date)
         self.ticker.every(1.0, self.directory.sweep)
 

@@ -134,7 +134,10 @@ class Router:
 
     def by_path(self, path: str) -> tuple[str, str] | None:
         """The upstream whose route is the longest prefix ending at a segment border, and the rest of the path."""
-        first = path[1:].partition("/")[0].partition("?")[0]
+        end = path.find("/", 1)
+        first = path[1:end] if end > 0 else path[1:]
+        if "?" in first:
+            first = first.partition("?")[0]
         for route, name in self._routes.get(first, ()):
             rest = path[len(route) :]
             if path.startswith(route) and (not rest or rest[0] in "/?"):

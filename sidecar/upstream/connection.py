@@ -48,6 +48,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_all_given",
         "_bodyless",
         "_buffer_limit",
+        "_collect",
         "_drain_waiter",
         "_failure",
         "_fault",
@@ -64,6 +65,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_sink",
         "_ticker",
         "_until_close",
+        "_unusual",
         "_waiting",
         "_waiting_bytes",
         "_write_paused",
@@ -106,6 +108,18 @@ class UpstreamConnection(asyncio.Protocol):
         self._reading_paused = False
         self._write_paused = False
         self._drain_waiter: asyncio.Future[None] | None = None
+        # One answer. What `begin` does not set again belongs to connections that are not used again.
+        self.status = 0
+        self.head: ResponseFields | None = None
+        self.keep_alive = False
+        self.switched = False
+        self.tail = b""
+        self.waiter: asyncio.Future[None] = loop.create_future()
+        self._until_close = False
+        self._fault: str | None = None
+        self._failure: BaseException | None = None
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._reset_unusual()
 
     # ---- an attempt ------------------------------------------------------------------------------------------
 
@@ -113,37 +127,37 @@ class UpstreamConnection(asyncio.Protocol):
         """Get ready for one request. The future resolves with a whole small answer, or the head of a large one."""
         self.busy = True
         self.answering = False
-        self.status = 0
+        self.complete = False
+        self.buffered = False
         self.reason = b""
-        self.head: ResponseFields | None = None
+        self.head = None
         self.body = b""
         self.received = 0
-        self.complete = False
-        self.keep_alive = False
-        self.buffered = False
-        self.switched = False
-        self.tail = b""
+        self.deadline = deadline
+        self._fields = []
+        self._collect = self._fields.append
+        self._head_bytes = 0
+        self._bodyless = bodyless
+        self._wrote = False
+        self._all_given = False
+        if self._unusual:
+            self._reset_unusual()
+        self.waiter = self._loop.create_future()
+        self._ticker.watched.add(self)
+        return self.waiter
+
+    def _reset_unusual(self) -> None:
+        """What only streams, trailers and interim answers touch; not worth setting for every small answer."""
+        self._unusual = False
         self.trailers: list[tuple[bytes, bytes]] = []
         self.on_interim: Interim | None = None
-        self.deadline = deadline
-        self._bodyless = bodyless
-        self._until_close = False
         self._interim_seen = False
-        self._fault: str | None = None
-        self._failure: BaseException | None = None
-        self._fields: list[tuple[bytes, bytes]] = []
-        self._head_bytes = 0
         self._sink: Sink | None = None
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
-        self._wrote = False
-        self._all_given = False
         self._idle_limit = 0.0
         self._progress = False
         self._last_pending = -1
-        self.waiter: asyncio.Future[None] = self._loop.create_future()
-        self._ticker.watched.add(self)
-        return self.waiter
 
     def write(self, data: bytes, *, last: bool) -> None:
         """Hand request bytes to the transport; `last` when none follow."""
@@ -161,6 +175,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def expect_progress(self, idle_limit: float, now: float) -> None:
         """From now on time runs out only when nothing moves for `idle_limit` seconds (bodies in either direction)."""
+        self._unusual = True
         self._idle_limit = idle_limit
         self.deadline = now + idle_limit
 
@@ -197,7 +212,6 @@ class UpstreamConnection(asyncio.Protocol):
         """The exchange is done with this attempt. True if the connection may carry another."""
         self._ticker.watched.discard(self)
         self.busy = False
-        self._sink = None
         self.on_interim = None
         reusable = (
             self.complete
@@ -316,7 +330,7 @@ class UpstreamConnection(asyncio.Protocol):
         if not self.answering:
             self.answering = True
             if not data.startswith(b"HTTP/1."):
-                self._interim_seen = True  # the version is looked at once more when the head is complete
+                self._interim_seen = self._unusual = True  # the version is looked at once more when the head is complete
         if self.head is None:
             self._head_bytes += len(data)
         try:
@@ -343,17 +357,14 @@ class UpstreamConnection(asyncio.Protocol):
         self.reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.head is None:
-            self._fields.append((name, value))
-        elif not self.complete:
-            self.trailers.append((name, value))
+        self._collect((name, value))
 
     def on_headers_complete(self) -> None:
         if self.complete:
             return
         status = self._parser.get_status_code()
         if status < 200:
-            self._interim_seen = True
+            self._interim_seen = self._unusual = True
             if status != 101:
                 if status < 100:
                     raise self._refuse(f"the response status {status} is not between 100 and 599")
@@ -368,6 +379,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._check_head_size()
         self.status = status
         self.head = head
+        self._collect = self.trailers.append
         self.keep_alive = self._parser.should_keep_alive()
         if self._bodyless or status == 204 or status == 304 or self.switched:
             # llhttp would wait for the announced body; a new parser reads the next answer instead.
@@ -390,6 +402,7 @@ class UpstreamConnection(asyncio.Protocol):
                 raise self._refuse("an HTTP/1.0 response cannot be chunked")
         else:
             self._until_close = True
+        self._unusual = True
         self._wake()
 
     def _check_head_size(self) -> None:
@@ -418,6 +431,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if self.head is None:  # a 1xx
             fields, reason, self._fields, self.reason = self._fields, self.reason, [], b""
+            self._collect = self._fields.append
             if any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in fields):
                 raise self._refuse("an interim (1xx) response announces a body")
             self._head_bytes = 0

@@ -120,7 +120,7 @@ class Directory:
         self._labels: set[str] = set()
         self.label_overflows = 0
         self._by_authority: dict[str, Destination] = {}
-        self._by_host: dict[str, Destination | None] = {}
+        self._by_host: dict[bytes, Destination | None] = {}
         self._routed = {
             name: self._routed_destination(state)
             for name, state in self.configured.items()
@@ -139,19 +139,23 @@ class Directory:
         if found is None:
             host, port = parse_authority(authority)
             found = self._towards(scheme, host, port or DEFAULT_PORTS[scheme], authority.encode("ascii"))
-            _remember(self._by_authority, key, found)
+            if len(self._by_authority) >= _REMEMBERED_AUTHORITIES:
+                self._by_authority.clear()
+            self._by_authority[key] = found
         return found
 
-    def by_host(self, host_field_value: str) -> Destination | None:
-        """For an origin-form target whose Host an upstream lists; None when none does."""
-        if host_field_value in self._by_host:
-            return self._by_host[host_field_value]
-        host, port = parse_authority(host_field_value, what="Host")
+    def by_host(self, written: bytes) -> Destination | None:
+        """For an origin-form target whose Host an upstream lists; None when none does. Refuses a malformed one."""
+        if written in self._by_host:
+            return self._by_host[written]
+        host, port = parse_authority(written.decode("latin-1"), what="Host")
         port = port or DEFAULT_PORTS["http"]
         found = None
         if self.router.by_host(host, port) is not None:
-            found = self._towards("http", host, port, host_field_value.encode("ascii"))
-        _remember(self._by_host, host_field_value, found)
+            found = self._towards("http", host, port, written)
+        if len(self._by_host) >= _REMEMBERED_AUTHORITIES:
+            self._by_host.clear()
+        self._by_host[written] = found
         return found
 
     def by_route(self, path: str) -> tuple[Destination, str] | None:
@@ -258,9 +262,3 @@ def _ports_of(states: Iterable[UpstreamState]) -> frozenset[int]:
             if port:
                 ports.add(port)
     return frozenset(ports)
-
-
-def _remember(cache: dict[str, Destination | None] | dict[str, Destination], key: str, value: object) -> None:
-    if len(cache) >= _REMEMBERED_AUTHORITIES:
-        cache.clear()
-    cache[key] = value  # type: ignore[assignment]  # both kinds of cache take their own values
