@@ -1,7 +1,7 @@
 """Where requests may go: names before resolution, addresses after it.
 
 Law: pure, apart from one question to the kernel ("is this address mine?") that is asked only when a target port
-equals one of our own. Addresses are judged in their final form: IPv4 inside IPv6 (mapped, NAT64, 6to4) is
+equals one of our own. Addresses are judged in their final form: IPv4 inside IPv6 (mapped, compatible, NAT64, 6to4) is
 unwrapped first, so no spelling of an address gets around a rule.
 """
 
@@ -23,6 +23,7 @@ _LINK_LOCAL: tuple[Network, ...] = (
     ipaddress.ip_network("fd00:ec2::254/128"),
 )
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_COMPATIBLE = ipaddress.ip_network("::/96")  # the old ::127.0.0.1 form, still routed where a sit tunnel is up
 
 
 def plain_address(text: str) -> Address:
@@ -33,7 +34,7 @@ def plain_address(text: str) -> Address:
             return address.ipv4_mapped
         if address.sixtofour is not None:
             return address.sixtofour
-        if address in _NAT64:
+        if address in _NAT64 or (address in _COMPATIBLE and int(address) > 1):  # not :: and ::1
             return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address
 

@@ -22,10 +22,10 @@ from sidecar import clock, relay
 from sidecar.body import RequestBody
 from sidecar.failures import AttemptFailed, Malformed, Refused, UploadBroken
 from sidecar.headers import CRLF, UPGRADE_LINES, RequestFields, request_head
-from sidecar.incoming import find_destination
+from sidecar.incoming import check_connect, find_destination
 from sidecar.policy.classify import code_of, is_verdict
 from sidecar.policy.resend import may_resend
-from sidecar.tunnel import Side, Tunnel, connect_target
+from sidecar.tunnel import Side, Tunnel, check_room, connect_target
 from sidecar.upstream.connection import UpstreamConnection
 from sidecar.upstream.endpoints import Destination, UpstreamState
 from sidecar.upstream.pool import Pool
@@ -97,7 +97,9 @@ class Exchange:
                 self._destination, target = find_destination(self._message, self._fields, self._proxy, self.http10)
                 self._admit(self._destination.upstream)
                 await self._attempt(target)
-                await self._relay()
+                sink = self._begin_answer()
+                if sink is not None:
+                    await self._stream(sink)
         except Malformed as malformed:
             self._answer_malformed(malformed)
             return  # not a session: counted apart
@@ -154,7 +156,7 @@ class Exchange:
                     sent_at = clock.monotonic()
                 self._connection = connection
                 attempt.reused = connection.reused
-                await self._send(connection, head, sent_at)
+                await self._send(connection, head, sent_at)  # a whole small answer, or the head of a large one
             except AttemptFailed as failed:
                 self._attempt_failed(attempt, failed)
                 if kind == "first" and failed.stale and self._may_resend(failed):
@@ -175,13 +177,14 @@ class Exchange:
         elif fields.content_length is not None:
             framing = b"Content-Length: %d\r\n" % fields.content_length
         elif fields.upgrade is not None:
+            check_room(self._proxy)
             framing = UPGRADE_LINES
         if self._payload is not EMPTY_PAYLOAD:
             self._body = RequestBody(self._payload, chunked=message.chunked, limit=self._proxy.limits.replay_body_bytes)
         return request_head(message.method.encode(), target, host, fields, self._proxy.via_line, framing)
 
-    async def _send(self, connection: UpstreamConnection, head: bytes, started: float) -> None:
-        """Send the request; return with a whole small answer, or with the head of a large one."""
+    def _send(self, connection: UpstreamConnection, head: bytes, started: float) -> asyncio.Future[None]:
+        """Begin to send the request; the future resolves when there is an answer to relay."""
         upstream = self._upstream
         assert upstream is not None
         deadline = started + upstream.attempt_timeout
@@ -196,7 +199,7 @@ class Exchange:
             connection.write(head, last=False)
             connection.expect_progress(upstream.timeouts.body_idle, started)
             self._upload = clock.spawn(self._send_body(body, connection), "upload")
-        await waiter
+        return waiter
 
     async def _send_body(self, body: RequestBody, connection: UpstreamConnection) -> None:
         assert self._upstream is not None
@@ -233,8 +236,8 @@ class Exchange:
 
     # ---- relay -----------------------------------------------------------------------------------------------
 
-    async def _relay(self) -> None:
-        """Pass the upstream's answer on."""
+    def _begin_answer(self) -> relay.AppSink | None:
+        """Pass the upstream's answer on: all of it, or its head, and then the sink for the rest."""
         connection, upstream, client = self._connection, self._upstream, self._client
         assert connection is not None and upstream is not None and connection.head is not None
         record = self.record
@@ -245,13 +248,20 @@ class Exchange:
             record.outcome = "first_try" if len(record.attempts) == 1 else "recovered"
         if connection.switched:
             self._switch_protocols(connection)
-            return
+            return None
         framing, chunked = relay.framing_of(connection, head_request=self._message.method == "HEAD", http10=self.http10)
         if self._must_close():
             framing += b"Connection: close\r\n"
-        own_lines = self._proxy.via_line + relay.sidecar_lines(
-            record.session_id, len(record.attempts), record.outcome, upstream.answer_lines
-        )
+        if record.outcome == "first_try":
+            own_lines = b"%bx-sidecar-session: %b\r\n%b" % (
+                self._proxy.via_line,
+                record.session_id,
+                upstream.first_try_lines,
+            )
+        else:
+            own_lines = self._proxy.via_line + relay.sidecar_lines(
+                record.session_id, len(record.attempts), record.outcome, upstream.answer_lines
+            )
         if not connection.head.dated:
             own_lines += self._proxy.date_line
         transport = client.transport
@@ -259,16 +269,17 @@ class Exchange:
             raise asyncio.CancelledError
         self._answered = True
         head = relay.response_head(connection, own_lines, framing)
-        if connection.complete and not connection.waiting:
+        if connection.complete and not chunked and not connection.waiting:
             transport.write(head + connection.body)
             record.response_bytes = len(connection.body)
-        else:
-            transport.write(head)
-            await self._stream(connection, relay.AppSink(transport, chunked=chunked))
-        self._give_back(connection)
+            self._give_back(connection)
+            return None
+        transport.write(head)
+        return relay.AppSink(transport, chunked=chunked)
 
-    async def _stream(self, connection: UpstreamConnection, sink: relay.AppSink) -> None:
-        assert self._upstream is not None
+    async def _stream(self, sink: relay.AppSink) -> None:
+        connection = self._connection
+        assert connection is not None and self._upstream is not None
         client, record = self._client, self.record
         connection.expect_progress(self._upstream.timeouts.body_idle, clock.monotonic())
         client.stream_through(sink, connection.resume)
@@ -283,6 +294,7 @@ class Exchange:
                 relay.cut_off(client.transport, reset=self.http10)
         else:
             sink.end(connection.trailers)
+            self._give_back(connection)
         finally:
             record.response_bytes = sink.count
             record.attempts[-1].ended = clock.monotonic()
@@ -303,7 +315,7 @@ class Exchange:
         if self.keep_alive and (
             self._proxy.draining
             or (self._body is not None and not self._body.finished)
-            or self._client.must_end_after(self._message)
+            or (self._message.chunked and self._client.may_have_trailers())
         ):
             self.keep_alive = False
         return not self.keep_alive
@@ -313,6 +325,7 @@ class Exchange:
     async def _tunnel(self) -> None:
         """CONNECT: dial, say 200, and step aside."""
         proxy, record = self._proxy, self.record
+        check_connect(self._message, self._fields, proxy, self.http10)
         origin = connect_target(proxy, self._message.path)
         upstream = proxy.directory.tunnel(origin.host, origin.port)
         self._admit(upstream)
@@ -328,7 +341,7 @@ class Exchange:
         record.status = attempt.status = 200
         if side.transport is None:
             raise AttemptFailed("CONNECTION_RESET", "the upstream closed the tunnel at once", CONNECTED)
-        self._step_aside(b"HTTP/1.1 200 Connection established\r\n", b"", side.transport, b"")
+        self._step_aside(b"HTTP/1.1 200 Connection established\r\n", b"", side.transport, b"", side)
 
     def _switch_protocols(self, connection: UpstreamConnection) -> None:
         """101: from here on both connections belong to a tunnel."""
@@ -343,19 +356,22 @@ class Exchange:
         head = relay.response_head(connection, b"", b"").removesuffix(CRLF)
         self._step_aside(head, UPGRADE_LINES, connection.transport, connection.tail)
 
-    def _step_aside(self, head: bytes, lines: bytes, upstream_transport: asyncio.Transport, tail: bytes) -> None:
+    def _step_aside(
+        self, head: bytes, lines: bytes, upstream_transport: asyncio.Transport, tail: bytes, dialled: Side | None = None
+    ) -> None:
         """Hand both connections to a tunnel, which settles the record when it ends."""
         assert self._upstream is not None
         record = self.record
         own = relay.sidecar_lines(record.session_id, len(record.attempts), "tunnelled", self._upstream.answer_lines)
-        tunnel = Tunnel(self._proxy, self._upstream, record)
-        self._answered = self.taken_over = True
-        record.outcome = ""
+        tunnel = Tunnel(self._proxy, self._upstream, record, dialled)
         try:
+            check_room(self._proxy)
             client_transport, client_tail = self._client.hand_over()
-        except asyncio.CancelledError:
+        except (Refused, asyncio.CancelledError):
             upstream_transport.abort()
             raise
+        self._answered = self.taken_over = True
+        record.outcome = ""
         tunnel.begin(
             client_transport,
             client_tail,
@@ -372,8 +388,10 @@ class Exchange:
         self._write_error(malformed.code, malformed.message, {"reason": malformed.reason})
 
     def _answer_refused(self, refused: Refused) -> None:
-        self.record.outcome = "denied"
-        self.record.code = refused.code
+        record = self.record
+        record.outcome, record.code = "denied", refused.code
+        if record.attempts and record.attempts[-1].code is None and not record.attempts[-1].status:
+            record.attempts.pop()  # refused before it was dialled: never an attempt
         self._proxy.metrics.denied(refused.reason)
         self._write_error(
             refused.code,

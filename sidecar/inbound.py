@@ -12,8 +12,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aiohttp.http_exceptions import BadHttpMethod, HttpProcessingError, LineTooLong
+from aiohttp.http_exceptions import BadHttpMessage, BadHttpMethod, HttpProcessingError, LineTooLong
 from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, RequestPayloadError, _ErrInfo
 from aiohttp.web_server import Server
 
@@ -24,18 +25,22 @@ if TYPE_CHECKING:
     from sidecar.proxy import Proxy
     from sidecar.relay import AppSink
 
-# A chunked body that ends like this had no trailers; see `must_end_after`.
+# A chunked body that ends like this had no trailers; see `may_have_trailers`.
 _CLEAN_CHUNKED_END = b"\r\n0\r\n\r\n"
 _LINGER = 3.0
 # Only their difference matters: it tells a too long target (414) from a too long field (431).
 _LINE_LESS = 1
 MAX_FIELDS = 256
+_LINE_OVERHEAD = 32  # method, version and line ends, which do not count towards the limit
+_HEAD_TOO_LARGE = "the request head is too large"
 
 
 class Downstream(RequestHandler):
     """One connection of the app."""
 
     __slots__ = (
+        "_head_bytes",
+        "_head_limit",
         "_last_bytes",
         "_payload_now",
         "_resume_upstream",
@@ -50,6 +55,8 @@ class Downstream(RequestHandler):
         super().__init__(manager, **options)
         self.proxy = manager.proxy
         self._last_bytes = b""
+        self._head_bytes = 0  # of a head that has not arrived whole
+        self._head_limit = manager.proxy.limits.head_bytes
         self._payload_now: Any = None
         self._sink: AppSink | None = None
         self._resume_upstream: Callable[[], None] | None = None
@@ -71,17 +78,39 @@ class Downstream(RequestHandler):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         messages = self._messages
+        if self._head_bytes + len(data) > self._head_limit:
+            self._check_head_size(len(data))
         if messages:
             self.head_since = 0.0
+            self._head_bytes = 0
             if type(messages[-1][0]) is _ErrInfo:
                 self._break_payloads()
-        elif self.head_since == 0.0 and self._waiter is not None:
-            self.head_since = clock.monotonic()
+        elif self._waiter is not None and data:
+            self._head_bytes += len(data)
+            if self.head_since == 0.0:
+                self.head_since = clock.monotonic()
         # `data` is empty when aiohttp only wants buffered bytes parsed again.
         if len(data) >= 7:
             self._last_bytes = data[-7:]
         elif data:
             self._last_bytes = (self._last_bytes + data)[-7:]
+
+    def _check_head_size(self, received: int) -> None:
+        """aiohttp bounds each line and their number, not the head. So many bytes may also be bodies and several
+        requests, so heads that are here are measured; one that is not here yet is too large already."""
+        messages = self._messages
+        for place, (message, _) in enumerate(messages):
+            if isinstance(message, RawRequestMessage) and _head_size(message) > self._head_limit:
+                while len(messages) > place:
+                    messages.pop()
+                break
+        else:
+            if messages or self._waiter is None or self._head_bytes + received <= self._head_limit + _LINE_OVERHEAD:
+                return
+        error = BadHttpMessage(_HEAD_TOO_LARGE)
+        messages.append((_ErrInfo(status=400, exc=error, message=error.message), EMPTY_PAYLOAD))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _break_payloads(self) -> None:
         """After a parse error no body that is still open will ever be completed: say so, or its reader hangs."""
@@ -117,7 +146,9 @@ class Downstream(RequestHandler):
             if exchange.taken_over:
                 return
             if not exchange.keep_alive:
-                if self._messages or not (payload.is_eof() or exchange.expects_continue_unanswered):
+                malformed = not exchange.record.outcome  # then nobody knows what else is on its way
+                unread = not (payload.is_eof() or exchange.expects_continue_unanswered)
+                if malformed or unread or self._messages:
                     await self._linger()
                 break
             if self._paused:
@@ -127,9 +158,10 @@ class Downstream(RequestHandler):
             self._close = True
             self.transport.close()
 
-    def must_end_after(self, message: RawRequestMessage) -> bool:
-        """aiohttp's parser hands the last trailer of a chunked request to the *next* request as a header."""
-        return message.chunked and self._last_bytes != _CLEAN_CHUNKED_END
+    def may_have_trailers(self) -> bool:
+        """aiohttp's parser hands the last trailer of a chunked request to the *next* request as a header, so such
+        a connection ends. What has arrived behind the request already tells nothing about how that one ended."""
+        return bool(self._messages) or self._last_bytes != _CLEAN_CHUNKED_END
 
     # ---- bytes out -------------------------------------------------------------------------------------------
 
@@ -272,6 +304,10 @@ class Listener(Server):
                 connection.check(now)
 
 
+def _head_size(message: RawRequestMessage) -> int:
+    return len(message.path) + sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
+
+
 async def _never_called(request: object) -> Any:
     raise AssertionError("connections run their own loop")
 
@@ -283,10 +319,12 @@ def _unparsable(error: BaseException, max_line_size: int) -> tuple[str, str, str
         if str(max_line_size) in map(str, error.args):
             return "TARGET_TOO_LONG", "target_too_long", f"the request target is longer than {max_line_size} bytes"
         return "HEADERS_TOO_LARGE", "head_too_large", "a header field is too large (limits.head_bytes)"
+    if told == _HEAD_TOO_LARGE:
+        return "HEADERS_TOO_LARGE", "head_too_large", "the request head is too large (limits.head_bytes)"
     if "Too many headers" in told:
         return "HEADERS_TOO_LARGE", "head_too_large", f"more than {MAX_FIELDS} header fields"
     if isinstance(error, BadHttpMethod):
         return "NOT_IMPLEMENTED", "method", "the request method is not one this proxy understands"
-    if "HTTP version" in told or "HTTP version" in str(error):
+    if "HTTP version" in told or "HTTP version" in str(error) or "PRI/Upgrade" in told:
         return "VERSION_NOT_SUPPORTED", "version", "only HTTP/1.1 and HTTP/1.0 are understood"
     return "MALFORMED_REQUEST", "syntax", f"the request is not valid HTTP: {told[:200]}"

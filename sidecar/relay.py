@@ -19,13 +19,10 @@ if TYPE_CHECKING:
     import asyncio
 
 _SMALL_CHUNK = 16_384
-_FIRST_TRY = b"x-sidecar-attempts: 1\r\nx-sidecar-outcome: first_try\r\n"
 
 
 def sidecar_lines(session_id: bytes, attempts: int, outcome: str, upstream_line: bytes) -> bytes:
     """The `x-sidecar-*` fields of an answer."""
-    if attempts == 1 and outcome == "first_try":
-        return b"x-sidecar-session: %b\r\n%b%b" % (session_id, _FIRST_TRY, upstream_line)
     return b"x-sidecar-session: %b\r\nx-sidecar-attempts: %d\r\nx-sidecar-outcome: %b\r\n%b" % (
         session_id,
         attempts,
@@ -37,9 +34,13 @@ def sidecar_lines(session_id: bytes, attempts: int, outcome: str, upstream_line:
 def response_head(connection: UpstreamConnection, own_lines: bytes, framing: bytes) -> bytes:
     head = connection.head
     assert head is not None
-    lines = head.lines
-    passed = CRLF.join(lines) + CRLF if lines else b""
-    return b"%b%b%b%b\r\n" % (status_line(connection.status, connection.reason), passed, own_lines, framing)
+    # The empty last line makes the joined block end with CRLF, or be empty.
+    return b"%b%b%b%b\r\n" % (
+        status_line(connection.status, connection.reason),
+        CRLF.join((*head.lines, b"")),
+        own_lines,
+        framing,
+    )
 
 
 def framing_of(connection: UpstreamConnection, *, head_request: bool, http10: bool) -> tuple[bytes, bool]:
@@ -48,7 +49,7 @@ def framing_of(connection: UpstreamConnection, *, head_request: bool, http10: bo
     assert head is not None
     if head.content_length is not None and connection.status != 204:
         return b"Content-Length: %d\r\n" % head.content_length, False
-    if head_request or connection.complete or http10:
+    if head_request or connection.status in (204, 304) or http10:
         # No body follows, or (HTTP/1.0) its end is the end of the connection.
         return b"", False
     return b"Transfer-Encoding: chunked\r\n", True

@@ -49,6 +49,8 @@ def parse_authority(text: str, *, what: str = "target") -> Authority:
         inside, closing, rest = text[1:].partition("]")
         if not closing or (rest and not rest.startswith(":")):
             raise _bad_authority(text, what)
+        if "%" in inside:  # a zone means something on the app's machine only
+            raise _bad_authority(text, what)
         try:
             host = str(ipaddress.IPv6Address(inside))
         except ValueError:
@@ -63,7 +65,8 @@ def parse_authority(text: str, *, what: str = "target") -> Authority:
         host = host.lower().rstrip(".")
     port = 0
     if had_colon and port_text:
-        if not (port_text.isascii() and port_text.isdigit()) or not 0 < int(port_text) < 65536:
+        digits = port_text.isascii() and port_text.isdigit() and len(port_text) <= 5
+        if not digits or not 0 < int(port_text) < 65536:
             raise _bad_authority(text, what)
         port = int(port_text)
     return Authority(host, port)

@@ -25,7 +25,7 @@ _BUFFER = 262_144
 class Side(asyncio.Protocol):
     """One end of a tunnel."""
 
-    __slots__ = ("bytes", "ended", "other", "transport", "tunnel")
+    __slots__ = ("bytes", "ended", "held", "other", "transport", "tunnel")
 
     def __init__(self) -> None:
         self.tunnel: Tunnel | None = None
@@ -33,22 +33,29 @@ class Side(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.bytes = 0
         self.ended = False
+        self.held = b""  # arrived on a dialled connection before the tunnel began
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=_BUFFER)
-        if self.tunnel is None:
-            self.transport.pause_reading()  # dialled before the other side is ready
 
     def data_received(self, data: bytes) -> None:
         tunnel, other = self.tunnel, self.other
+        if tunnel is None:
+            # uvloop reads whatever `connection_made` says, and a server may speak first: nothing is lost.
+            self.held += data
+            if self.transport is not None:
+                self.transport.pause_reading()
+            return
         self.bytes += len(data)
-        if tunnel is not None and other is not None and other.transport is not None:
+        if other is not None and other.transport is not None:
             tunnel.moved = True
             other.transport.write(data)
 
     def eof_received(self) -> bool:
         self.ended = True
+        if self.tunnel is None:
+            return True  # passed on when the tunnel begins
         other = self.other
         if other is None or other.transport is None or other.ended:
             return False
@@ -81,13 +88,13 @@ class Tunnel:
 
     __slots__ = ("_client", "_deadline", "_idle", "_proxy", "_record", "_state", "_upstream", "failure", "moved")
 
-    def __init__(self, proxy: Proxy, state: UpstreamState, record: Session) -> None:
+    def __init__(self, proxy: Proxy, state: UpstreamState, record: Session, dialled: Side | None = None) -> None:
         self._proxy = proxy
         self._state = state
         self._record = record
         self._idle = proxy.limits.tunnel_idle_timeout
         self._client = Side()
-        self._upstream = Side()
+        self._upstream = dialled or Side()
         self._deadline = 0.0
         self.moved = True
         self.failure: BaseException | None = None
@@ -115,12 +122,17 @@ class Tunnel:
             if transport.get_protocol() is not side:
                 transport.set_protocol(side)
                 side.connection_made(transport)
+        upstream_tail += upstream.held
+        upstream.held = b""
         client_transport.write(answer + upstream_tail)
         client.bytes, upstream.bytes = len(client_tail), len(upstream_tail)
         if client_tail:
             upstream_transport.write(client_tail)
         client_transport.resume_reading()
-        upstream_transport.resume_reading()
+        if upstream.ended:
+            client_transport.write_eof()
+        else:
+            upstream_transport.resume_reading()
 
     def check(self, now: float) -> None:
         if self.moved:
@@ -160,6 +172,12 @@ def connect_target(proxy: Proxy, target: str) -> Origin:
             f"CONNECT to port {port} is not allowed; list it in egress.connect_ports",
             reason="connect_port",
         )
+    check_room(proxy)
+    return Origin("http", host, port)
+
+
+def check_room(proxy: Proxy) -> None:
+    """Asked before dialling or upgrading, and again when both sides are there: others may have been faster."""
     if len(proxy.tunnels) >= proxy.limits.tunnels:
         raise Refused(
             "OVERLOADED",
@@ -167,4 +185,3 @@ def connect_target(proxy: Proxy, target: str) -> Origin:
             reason="tunnels",
             retry_after=1,
         )
-    return Origin("http", host, port)

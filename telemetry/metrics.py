@@ -86,16 +86,16 @@ class Metrics:
         outcome = session.outcome
         tally.sessions[outcome] += 1
         tally.requests[session.method, 0 if outcome == "cancelled" else session.status] += 1
-        duration = session.ended - session.started
-        in_attempts = 0.0
+        own_time = duration = session.ended - session.started
+        attempts = tally.attempts
         for attempt in session.attempts:
-            in_attempts += attempt.ended - attempt.started
-            tally.attempts[attempt.kind, attempt.code or "success"] += 1
+            own_time -= attempt.ended - attempt.started
+            attempts[attempt.kind, attempt.code or "success"] += 1
         if outcome == "tunnelled":
             tally.tunnels["ended"] += 1
         else:
             (tally.failure if outcome in BAD else tally.success).observe(duration)
-            self._overhead.observe(max(0.0, duration - in_attempts))
+            self._overhead.observe(own_time)
         tally.request_bytes += session.request_bytes
         tally.response_bytes += session.response_bytes
 

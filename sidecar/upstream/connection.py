@@ -46,6 +46,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     __slots__ = (
         "_all_given",
+        "_body_idle",
         "_bodyless",
         "_buffer_limit",
         "_collect",
@@ -66,7 +67,6 @@ class UpstreamConnection(asyncio.Protocol):
         "_ticker",
         "_until_close",
         "_unusual",
-        "_waiting",
         "_waiting_bytes",
         "_write_paused",
         "_wrote",
@@ -84,6 +84,7 @@ class UpstreamConnection(asyncio.Protocol):
         "on_interim",
         "reason",
         "received",
+        "retired",
         "reused",
         "status",
         "switched",
@@ -91,19 +92,24 @@ class UpstreamConnection(asyncio.Protocol):
         "trailers",
         "transport",
         "waiter",
+        "waiting",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ticker: Ticker, head_limit: int, buffer_limit: int) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, ticker: Ticker, head_limit: int, buffer_limit: int, body_idle: float
+    ) -> None:
         self._loop = loop
         self._ticker = ticker
         self._head_limit = head_limit
         self._buffer_limit = buffer_limit
+        self._body_idle = body_idle
         self._parser = httptools.HttpResponseParser(self)
         self.transport: asyncio.Transport | None = None
         self.address = ""
         self.closed = False
         self.busy = False
         self.reused = False
+        self.retired = False  # this attempt is its last: set by the pool when the name has left the address
         self.idle_since = 0.0
         self._reading_paused = False
         self._write_paused = False
@@ -153,7 +159,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.on_interim: Interim | None = None
         self._interim_seen = False
         self._sink: Sink | None = None
-        self._waiting: list[bytes] = []
+        self.waiting: list[bytes] = []  # body bytes the exchange has not taken yet
         self._waiting_bytes = 0
         self._idle_limit = 0.0
         self._progress = False
@@ -188,9 +194,9 @@ class UpstreamConnection(asyncio.Protocol):
         self.waiter = self._loop.create_future()
         self._sink = sink
         paused = False
-        for data in self._waiting:
+        for data in self.waiting:
             paused = sink.body(data)
-        self._waiting = []
+        self.waiting = []
         if paused:
             self._pause()
         elif not self.complete:
@@ -221,6 +227,7 @@ class UpstreamConnection(asyncio.Protocol):
             and not self._until_close
             and not self.switched
             and not self._write_paused
+            and not self.retired
         )
         if reusable:
             self.reused = True
@@ -244,11 +251,6 @@ class UpstreamConnection(asyncio.Protocol):
         self.abort()
 
     @property
-    def waiting(self) -> bool:
-        """Body bytes arrived that the exchange has not taken yet."""
-        return bool(self._waiting)
-
-    @property
     def phase(self) -> int:
         """How far the request got, judged as late as possible and in doubt as further."""
         if not self._wrote:
@@ -260,6 +262,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def check(self, now: float) -> None:
         """Called on every tick while an attempt is in flight."""
+        if self.head is not None and not self._idle_limit:
+            # A small body is being completed: the attempt's time ended with the head, now only silence counts.
+            self.expect_progress(self._body_idle, now)
         if self._idle_limit:
             pending = self._sink.pending() if self._sink is not None else -1
             if self.transport is not None:
@@ -321,6 +326,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self.busy or self.complete:
+            if self.busy and self.switched:
+                self.tail += data  # the new protocol speaks before the tunnel has taken over
+                return
             # Nothing was asked: whatever this is, it must not become the answer to the next request.
             self.keep_alive = False
             if not self.busy:
@@ -330,7 +338,7 @@ class UpstreamConnection(asyncio.Protocol):
         if not self.answering:
             self.answering = True
             if not data.startswith(b"HTTP/1."):
-                self._interim_seen = self._unusual = True  # the version is looked at once more when the head is complete
+                self._interim_seen = self._unusual = True  # its version is looked at once the head is complete
         if self.head is None:
             self._head_bytes += len(data)
         try:
@@ -350,11 +358,13 @@ class UpstreamConnection(asyncio.Protocol):
 
     # ---- llhttp's side ---------------------------------------------------------------------------------------
 
-    def on_status(self, reason: bytes) -> None:
+    def on_message_begin(self) -> None:
         if self.complete:
-            self.keep_alive = False
-            return
-        self.reason += reason
+            self.keep_alive = False  # the beginning of something nobody asked for, already inside the parser
+
+    def on_status(self, reason: bytes) -> None:
+        if not self.complete:
+            self.reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._collect((name, value))
@@ -368,7 +378,7 @@ class UpstreamConnection(asyncio.Protocol):
             if status != 101:
                 if status < 100:
                     raise self._refuse(f"the response status {status} is not between 100 and 599")
-                return
+                return  # its bytes count towards the head, so their number is bounded too
             self.switched = True
         elif status > 599:
             raise self._refuse(f"the response status {status} is not between 100 and 599")
@@ -418,7 +428,7 @@ class UpstreamConnection(asyncio.Protocol):
         elif self.buffered:
             self.body = self.body + data if self.body else data
         elif not self.complete:
-            self._waiting.append(data)
+            self.waiting.append(data)
             self._waiting_bytes += len(data)
             if self._waiting_bytes > _WAITING_BODY:
                 # Here and not in the exchange: whole bodies would arrive before its coroutine runs.
@@ -434,7 +444,6 @@ class UpstreamConnection(asyncio.Protocol):
             self._collect = self._fields.append
             if any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in fields):
                 raise self._refuse("an interim (1xx) response announces a body")
-            self._head_bytes = 0
             if self.on_interim is not None:
                 self.on_interim(self._parser.get_status_code(), reason, fields)
             return

@@ -31,6 +31,7 @@ class UpstreamState:
         "attempt_timeout",
         "configured",
         "endpoints",
+        "first_try_lines",
         "in_flight",
         "label",
         "last_used",
@@ -58,6 +59,7 @@ class UpstreamState:
         self._wiring = wiring
         self._tls = tls
         self.answer_lines = b"x-sidecar-upstream: %b\r\n" % label.encode("ascii", "replace")
+        self.first_try_lines = b"x-sidecar-attempts: 1\r\nx-sidecar-outcome: first_try\r\n" + self.answer_lines
 
     def pool(self, origin: Origin, server_name: str) -> Pool:
         key = (origin, server_name if origin.scheme == "https" else "")

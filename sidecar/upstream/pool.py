@@ -87,7 +87,9 @@ class Pool:
         limits = wiring.settings.limits
 
         def make() -> UpstreamConnection:
-            return UpstreamConnection(wiring.loop, wiring.ticker, limits.head_bytes, limits.buffer_response_bytes)
+            return UpstreamConnection(
+                wiring.loop, wiring.ticker, limits.head_bytes, limits.buffer_response_bytes, self._timeouts.body_idle
+            )
 
         try:
             connection, address = await wiring.dialler.connect(
@@ -133,6 +135,8 @@ class Pool:
             else:
                 kept.append(connection)
         self._idle = kept
+        for connection in self.active:
+            connection.retired = resolver.gone(host, port, connection.address)
 
     def close(self) -> None:
         self.closed = True
