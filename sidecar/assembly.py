@@ -80,6 +80,9 @@ class Sidecar:
         self.log.info(
             "sidecar.started",
             f"listening on {join_host_port(*self.address)}, admin on {join_host_port(*self.admin_address)}",
+            listen=join_host_port(*self.address),
+            admin=join_host_port(*self.admin_address),
+            probes=join_host_port(*self.probes_address) if self.probes_address else None,
             version=__version__,
             config=str(self.loaded.path) if self.loaded.path else None,
             state_dir=str(settings.state_dir),

@@ -37,18 +37,19 @@ async def _live(loaded: Loaded, log: Log) -> int:
     loop = asyncio.get_running_loop()
     stop_asked = asyncio.Event()
     sidecar = Sidecar(loaded, log)
-    # 1. Open the listeners; the admin port first, so that /readyz can already say "starting".
-    await sidecar.start()
-    # 2. What exists now lives as long as the process: take it out of the collector's sight.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
-    # 3. Wait for the end.
+    # 1. Hear signals before anyone can read "started" and send one.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_asked.set)
     loop.add_signal_handler(signal.SIGHUP, _reload_asked, loaded, log)
+    # 2. Open the listeners; the admin port first, so that /readyz can already say "starting".
+    await sidecar.start()
+    # 3. What exists now lives as long as the process: take it out of the collector's sight.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    # 4. Wait for the end.
     await stop_asked.wait()
-    # 4. Drain. A second signal ends it at once.
+    # 5. Drain. A second signal ends it at once.
     log.info("sidecar.draining", f"finishing requests in flight for at most {loaded.settings.shutdown_grace:g} s")
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)

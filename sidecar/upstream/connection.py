@@ -1,8 +1,8 @@
 """One connection to an upstream and the one response being read from it, on llhttp.
 
 Law: a connection carries one attempt at a time and knows nothing about retries, apps or telemetry. Everything
-that can go wrong here becomes one `AttemptFailed` on `waiter`. What llhttp does not do is done here and nowhere
-else: bodyless answers (HEAD, 204, 304), the size of the head, status and version checks, the end by close.
+that can go wrong here becomes one `AttemptFailed` on `waiter`. How an answer is read is in `answer.py`; this file
+owns the transport, the time an attempt may take, and the end of a connection.
 
 The exchange, not the connection, gives a connection back to its pool: returning it when the parser sees the end
 would let another exchange reset it before the first one has read the result.
@@ -11,88 +11,41 @@ would let another exchange reset it before the first one has read the result.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, cast
+import ssl
+from typing import cast
 
 import httptools
 
 from sidecar.clock import Ticker
 from sidecar.failures import AttemptFailed
-from sidecar.headers import ResponseFields
+from sidecar.upstream.answer import WAITING_BODY, AnswerReader, Sink
 from telemetry.record import CONNECTED, PARTLY_SENT, SENT
 
-# Body bytes that may wait here between the head and the moment the exchange takes over.
-_WAITING_BODY = 262_144
-_FIELD_OVERHEAD = 4  # ": " and CRLF
 
-
-class Sink(Protocol):
-    """Where streamed body bytes go."""
-
-    def body(self, data: bytes) -> bool:
-        """Take the bytes; True asks to pause until `resume` is called."""
-
-    def pending(self) -> int:
-        """Bytes taken but not yet read by the other side; a change means progress."""
-
-
-class Interim(Protocol):
-    """Who hears about 1xx answers."""
-
-    def __call__(self, status: int, reason: bytes, fields: list[tuple[bytes, bytes]]) -> None: ...
-
-
-class UpstreamConnection(asyncio.Protocol):
+class UpstreamConnection(AnswerReader, asyncio.Protocol):
     """See the module's law. Public attributes are read by the exchange after `waiter` is done."""
 
     __slots__ = (
         "_all_given",
         "_body_idle",
-        "_bodyless",
-        "_buffer_limit",
-        "_collect",
         "_drain_waiter",
+        "_eof",
         "_failure",
-        "_fault",
-        "_fields",
-        "_head_bytes",
-        "_head_limit",
         "_idle_limit",
-        "_interim_seen",
         "_last_pending",
         "_loop",
-        "_parser",
         "_progress",
-        "_reading_paused",
-        "_sink",
         "_ticker",
-        "_until_close",
-        "_unusual",
-        "_waiting_bytes",
         "_write_paused",
         "_wrote",
         "address",
         "answering",
-        "body",
-        "buffered",
         "busy",
-        "closed",
-        "complete",
         "deadline",
-        "head",
         "idle_since",
-        "keep_alive",
-        "on_interim",
-        "reason",
-        "received",
         "retired",
         "reused",
-        "status",
-        "switched",
         "tail",
-        "trailers",
-        "transport",
-        "waiter",
-        "waiting",
     )
 
     def __init__(
@@ -104,7 +57,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._buffer_limit = buffer_limit
         self._body_idle = body_idle
         self._parser = httptools.HttpResponseParser(self)
-        self.transport: asyncio.Transport | None = None
+        self.transport = None
         self.address = ""
         self.closed = False
         self.busy = False
@@ -116,15 +69,16 @@ class UpstreamConnection(asyncio.Protocol):
         self._drain_waiter: asyncio.Future[None] | None = None
         # One answer. What `begin` does not set again belongs to connections that are not used again.
         self.status = 0
-        self.head: ResponseFields | None = None
+        self.head = None
         self.keep_alive = False
         self.switched = False
         self.tail = b""
-        self.waiter: asyncio.Future[None] = loop.create_future()
+        self.waiter = loop.create_future()
         self._until_close = False
-        self._fault: str | None = None
+        self._eof = False
+        self._fault = None
         self._failure: BaseException | None = None
-        self._fields: list[tuple[bytes, bytes]] = []
+        self._fields = []
         self._reset_unusual()
 
     # ---- an attempt ------------------------------------------------------------------------------------------
@@ -155,11 +109,11 @@ class UpstreamConnection(asyncio.Protocol):
     def _reset_unusual(self) -> None:
         """What only streams, trailers and interim answers touch; not worth setting for every small answer."""
         self._unusual = False
-        self.trailers: list[tuple[bytes, bytes]] = []
-        self.on_interim: Interim | None = None
+        self.trailers = []
+        self.on_interim = None
         self._interim_seen = False
-        self._sink: Sink | None = None
-        self.waiting: list[bytes] = []  # body bytes the exchange has not taken yet
+        self._sink = None
+        self.waiting = []  # body bytes the exchange has not taken yet
         self._waiting_bytes = 0
         self._idle_limit = 0.0
         self._progress = False
@@ -289,7 +243,10 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         # More than asyncio's 64 KiB: fewer pauses on fast uploads, still bounded.
-        self.transport.set_write_buffer_limits(high=_WAITING_BODY)
+        self.transport.set_write_buffer_limits(high=WAITING_BODY)
+
+    def eof_received(self) -> None:
+        self._eof = True  # over TLS only after close_notify; without it anyone on the way could have cut here
 
     def connection_lost(self, exc: BaseException | None) -> None:
         phase = self.phase if self.busy else CONNECTED
@@ -299,7 +256,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._drain_waiter.set_result(None)
         if not self.busy or self.complete:
             return
-        if self._until_close and self.head is not None and exc is None:
+        if self._until_close and self.head is not None and exc is None and self._eof:
             self.complete = True
             self._wake()
             return
@@ -313,7 +270,11 @@ class UpstreamConnection(asyncio.Protocol):
             told = "the upstream closed the connection without answering"
         if exc is not None:
             told += f" ({exc})"
-        self.fail(AttemptFailed("CONNECTION_RESET", told, phase, stale=self.reused and not self.answering))
+        stale = self.reused and not self.answering
+        code = "CONNECTION_RESET"
+        if isinstance(exc, ssl.SSLError) and not stale and not self.answering:
+            code = "TLS_FAILURE"  # TLS 1.3: a client certificate is refused only after the handshake
+        self.fail(AttemptFailed(code, told, phase, stale=stale))
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -352,114 +313,3 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if self.head is None and self._head_bytes > self._head_limit and not self.closed:
             self.fail(AttemptFailed("PROTOCOL_ERROR", self._endless_head(), self.phase))
-
-    def _endless_head(self) -> str:
-        return f"the response head is larger than {self._head_limit} bytes (limits.head_bytes)"
-
-    # ---- llhttp's side ---------------------------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        if self.complete:
-            self.keep_alive = False  # the beginning of something nobody asked for, already inside the parser
-
-    def on_status(self, reason: bytes) -> None:
-        if not self.complete:
-            self.reason += reason
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._collect((name, value))
-
-    def on_headers_complete(self) -> None:
-        if self.complete:
-            return
-        status = self._parser.get_status_code()
-        if status < 200:
-            self._interim_seen = self._unusual = True
-            if status != 101:
-                if status < 100:
-                    raise self._refuse(f"the response status {status} is not between 100 and 599")
-                return  # its bytes count towards the head, so their number is bounded too
-            self.switched = True
-        elif status > 599:
-            raise self._refuse(f"the response status {status} is not between 100 and 599")
-        if self._interim_seen and self._parser.get_http_version() not in ("1.0", "1.1"):
-            raise self._refuse(f"the response claims HTTP/{self._parser.get_http_version()}")
-        head = ResponseFields(self._fields)
-        if self._head_bytes > self._head_limit:
-            self._check_head_size()
-        self.status = status
-        self.head = head
-        self._collect = self.trailers.append
-        self.keep_alive = self._parser.should_keep_alive()
-        if self._bodyless or status == 204 or status == 304 or self.switched:
-            # llhttp would wait for the announced body; a new parser reads the next answer instead.
-            self._parser = httptools.HttpResponseParser(self)
-            self.complete = True
-            self._wake()
-            return
-        self._frame(head)
-
-    def _frame(self, head: ResponseFields) -> None:
-        length = head.content_length
-        if length is not None:
-            if length <= self._buffer_limit and not head.event_stream:
-                self.buffered = True
-                return  # the exchange hears of it when it is complete
-        elif head.transfer_encoding is not None:
-            if head.transfer_encoding.strip().lower() != b"chunked":
-                raise self._refuse("the response uses a transfer coding other than chunked")
-            if self._parser.get_http_version() == "1.0":
-                raise self._refuse("an HTTP/1.0 response cannot be chunked")
-        else:
-            self._until_close = True
-        self._unusual = True
-        self._wake()
-
-    def _check_head_size(self) -> None:
-        if sum(len(n) + len(v) + _FIELD_OVERHEAD for n, v in self._fields) > self._head_limit:
-            raise self._refuse(self._endless_head())
-
-    def on_body(self, data: bytes) -> None:
-        self.received += len(data)
-        sink = self._sink
-        if sink is not None:
-            if sink.body(data):
-                self._pause()
-        elif self.buffered:
-            self.body = self.body + data if self.body else data
-        elif not self.complete:
-            self.waiting.append(data)
-            self._waiting_bytes += len(data)
-            if self._waiting_bytes > _WAITING_BODY:
-                # Here and not in the exchange: whole bodies would arrive before its coroutine runs.
-                self._pause()
-        else:
-            self.keep_alive = False  # body bytes behind a bodyless answer
-
-    def on_message_complete(self) -> None:
-        if self.complete:
-            return
-        if self.head is None:  # a 1xx
-            fields, reason, self._fields, self.reason = self._fields, self.reason, [], b""
-            self._collect = self._fields.append
-            if any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in fields):
-                raise self._refuse("an interim (1xx) response announces a body")
-            if self.on_interim is not None:
-                self.on_interim(self._parser.get_status_code(), reason, fields)
-            return
-        self.complete = True
-        self._wake()
-
-    def _refuse(self, fault: str) -> ValueError:
-        """llhttp stops at any exception; `data_received` turns the fault into the failure."""
-        self._fault = fault
-        return ValueError(fault)
-
-    def _wake(self) -> None:
-        if not self.waiter.done():
-            self.waiter.set_result(None)
-
-    def _pause(self) -> None:
-        if not self._reading_paused and self.transport is not None and not self.closed:
-            self._reading_paused = True
-            self.transport.pause_reading()

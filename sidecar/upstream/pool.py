@@ -106,11 +106,11 @@ class Pool:
     def give_back(self, connection: UpstreamConnection, now: float) -> None:
         """The exchange has read what it wanted; keep the connection if it can be used again."""
         self.active.discard(connection)
+        if self._tls is not None:
+            self._remember_session(connection)
         if not connection.finish():
             connection.abort()
             return
-        if self._tls is not None:
-            self._remember_session(connection)
         if self.closed or len(self._idle) >= _KEPT_IDLE:
             connection.abort()
             return

@@ -1,0 +1,211 @@
+"""Reading one answer with llhttp.
+
+Law: what llhttp does not do is done here and nowhere else: bodyless answers (HEAD, 204, 304), the size of the
+head, status and version checks, which answers are completed before they are relayed, the pause when nobody takes
+the body yet. Callbacks run inside `feed_data`; a fault is raised there and told by the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import httptools
+
+from sidecar.headers import ResponseFields
+
+# Body bytes that may wait here between the head and the moment the exchange takes over.
+WAITING_BODY = 262_144
+_FIELD_OVERHEAD = 4  # ": " and CRLF
+
+
+class Sink(Protocol):
+    """Where streamed body bytes go."""
+
+    def body(self, data: bytes) -> bool:
+        """Take the bytes; True asks to pause until `resume` is called."""
+
+    def pending(self) -> int:
+        """Bytes taken but not yet read by the other side; a change means progress."""
+
+
+class Interim(Protocol):
+    """Who hears about 1xx answers."""
+
+    def __call__(self, status: int, reason: bytes, fields: list[tuple[bytes, bytes]]) -> None: ...
+
+
+class AnswerReader:
+    """The parser's side of a connection: state of one answer, and llhttp's callbacks that fill it."""
+
+    __slots__ = (
+        "_bodyless",
+        "_buffer_limit",
+        "_collect",
+        "_fault",
+        "_fields",
+        "_head_bytes",
+        "_head_limit",
+        "_interim_seen",
+        "_parser",
+        "_reading_paused",
+        "_sink",
+        "_until_close",
+        "_unusual",
+        "_waiting_bytes",
+        "body",
+        "buffered",
+        "closed",
+        "complete",
+        "head",
+        "keep_alive",
+        "on_interim",
+        "reason",
+        "received",
+        "status",
+        "switched",
+        "trailers",
+        "transport",
+        "waiter",
+        "waiting",
+    )
+
+    _bodyless: bool
+    _buffer_limit: int
+    _collect: Callable[[tuple[bytes, bytes]], None]
+    _fault: str | None
+    _fields: list[tuple[bytes, bytes]]
+    _head_bytes: int
+    _head_limit: int
+    _interim_seen: bool
+    _parser: httptools.HttpResponseParser
+    _reading_paused: bool
+    _sink: Sink | None
+    _unusual: bool
+    _until_close: bool
+    _waiting_bytes: int
+    body: bytes
+    buffered: bool
+    closed: bool
+    complete: bool
+    head: ResponseFields | None
+    keep_alive: bool
+    on_interim: Interim | None
+    reason: bytes
+    received: int
+    status: int
+    switched: bool
+    trailers: list[tuple[bytes, bytes]]
+    transport: asyncio.Transport | None
+    waiter: asyncio.Future[None]
+    waiting: list[bytes]
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            self.keep_alive = False  # the beginning of something nobody asked for, already inside the parser
+
+    def on_status(self, reason: bytes) -> None:
+        if not self.complete:
+            self.reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._collect((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self.complete:
+            return
+        status = self._parser.get_status_code()
+        if status < 200:
+            self._interim_seen = self._unusual = True
+            if status != 101:
+                if status < 100:
+                    raise self._refuse(f"the response status {status} is not between 100 and 599")
+                return  # its bytes count towards the head, so their number is bounded too
+            self.switched = True
+        elif status > 599:
+            raise self._refuse(f"the response status {status} is not between 100 and 599")
+        if self._interim_seen and self._parser.get_http_version() not in ("1.0", "1.1"):
+            raise self._refuse(f"the response claims HTTP/{self._parser.get_http_version()}")
+        head = ResponseFields(self._fields)
+        if self._head_bytes > self._head_limit:
+            self._check_head_size()
+        self.status = status
+        self.head = head
+        self._collect = self.trailers.append
+        self.keep_alive = self._parser.should_keep_alive()
+        if self._bodyless or status == 204 or status == 304 or self.switched:
+            # llhttp would wait for the announced body; a new parser reads the next answer instead.
+            self._parser = httptools.HttpResponseParser(self)
+            self.complete = True
+            self._wake()
+            return
+        self._frame(head)
+
+    def _frame(self, head: ResponseFields) -> None:
+        length = head.content_length
+        if length is not None:
+            if length <= self._buffer_limit and not head.event_stream:
+                self.buffered = True
+                return  # the exchange hears of it when it is complete
+        elif head.transfer_encoding is not None:
+            if head.transfer_encoding.strip().lower() != b"chunked":
+                raise self._refuse("the response uses a transfer coding other than chunked")
+            if self._parser.get_http_version() == "1.0":
+                raise self._refuse("an HTTP/1.0 response cannot be chunked")
+        else:
+            self._until_close = True
+        self._unusual = True
+        self._wake()
+
+    def _check_head_size(self) -> None:
+        if sum(len(n) + len(v) + _FIELD_OVERHEAD for n, v in self._fields) > self._head_limit:
+            raise self._refuse(self._endless_head())
+
+    def on_body(self, data: bytes) -> None:
+        self.received += len(data)
+        sink = self._sink
+        if sink is not None:
+            if sink.body(data):
+                self._pause()
+        elif self.buffered:
+            self.body = self.body + data if self.body else data
+        elif not self.complete:
+            self.waiting.append(data)
+            self._waiting_bytes += len(data)
+            if self._waiting_bytes > WAITING_BODY:
+                # Here and not in the exchange: whole bodies would arrive before its coroutine runs.
+                self._pause()
+        else:
+            self.keep_alive = False  # body bytes behind a bodyless answer
+
+    def on_message_complete(self) -> None:
+        if self.complete:
+            return
+        if self.head is None:  # a 1xx
+            fields, reason, self._fields, self.reason = self._fields, self.reason, [], b""
+            self._collect = self._fields.append
+            if any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in fields):
+                raise self._refuse("an interim (1xx) response announces a body")
+            if self.on_interim is not None:
+                self.on_interim(self._parser.get_status_code(), reason, fields)
+            return
+        self.complete = True
+        self._wake()
+
+    def _refuse(self, fault: str) -> ValueError:
+        """llhttp stops at any exception; `data_received` turns the fault into the failure."""
+        self._fault = fault
+        return ValueError(fault)
+
+    def _wake(self) -> None:
+        if not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def _pause(self) -> None:
+        if not self._reading_paused and self.transport is not None and not self.closed:
+            self._reading_paused = True
+            self.transport.pause_reading()
+
+    def _endless_head(self) -> str:
+        return f"the response head is larger than {self._head_limit} bytes (limits.head_bytes)"
