@@ -42,7 +42,6 @@ class Exchange(OwnAnswers):
     __slots__ = (
         "_connection",
         "_destination",
-        "_payload",
         "_pool",
         "_started",
         "_upload",

@@ -14,6 +14,7 @@ from sidecar.policy.resend import may_resend
 
 if TYPE_CHECKING:
     from aiohttp.http_parser import RawRequestMessage
+    from aiohttp.streams import StreamReader
 
     from sidecar.body import RequestBody
     from sidecar.failures import AttemptFailed, Malformed, Refused, UploadBroken
@@ -33,6 +34,7 @@ class OwnAnswers:
         "_client",
         "_fields",
         "_message",
+        "_payload",
         "_proxy",
         "_upstream",
         "http10",
@@ -45,6 +47,7 @@ class OwnAnswers:
     _client: Downstream
     _fields: RequestFields
     _message: RawRequestMessage
+    _payload: StreamReader
     _proxy: Proxy
     _upstream: UpstreamState | None
     http10: bool
@@ -117,6 +120,8 @@ class OwnAnswers:
         client, record = self._client, self.record
         if client.transport is None:
             return
+        if not self._payload.is_eof():
+            self.keep_alive = False  # the rest of a body nobody reads must not be taken for the next request
         close = self._must_close()
         self._answered = True
         shown = {"upstream": record.upstream, "attempts": len(record.attempts), "outcome": record.outcome or None}

@@ -100,9 +100,7 @@ def test_telemetry_and_config_know_only_the_libraries_they_are_for() -> None:
             continue
         allowed = FOREIGN[package] | OURS | sys.stdlib_module_names
         offenders += [
-            f"{shown(path)}:{line} imports {name}"
-            for line, name in imports(path)
-            if name.split(".")[0] not in allowed
+            f"{shown(path)}:{line} imports {name}" for line, name in imports(path) if name.split(".")[0] not in allowed
         ]
     assert [] == offenders
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App, Reply
-from tests.doubles.upstream import Talk, answer, echo
+from tests.doubles.upstream import Talk, echo
 
 HEAD_BYTES = 1024  # the smallest limit that can be set: byte by byte has to stay quick
 
@@ -125,8 +125,10 @@ FRAMING: Table = {
     "an upgrade with a chunked body": (
         400,
         "MALFORMED_REQUEST",
-        "POST /u HTTP/1.1\r\nHost: s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-        "Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
+        (
+            "POST /u HTTP/1.1\r\nHost: s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            "Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"
+        ),
     ),
 }
 

@@ -274,9 +274,7 @@ async def test_only_the_allowed_addresses_of_a_name_are_used(
     assert 200 == reply.status
 
 
-async def test_an_exception_in_egress_allow_is_dialled(
-    start_sidecar: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_exception_in_egress_allow_is_dialled(start_sidecar: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     dialled = []
 
     async def nobody_there(infos: list[resolve.AddressInfo], **options: Any) -> None:

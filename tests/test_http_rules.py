@@ -40,7 +40,15 @@ def target_of(head: bytes) -> bytes:
 
 # ---- R1: hop-by-hop fields ---------------------------------------------------------------------------------------
 
-HOP_BY_HOP = ["Connection", "Proxy-Connection", "Keep-Alive", "TE", "Transfer-Encoding", "Upgrade", "Proxy-Authorization"]
+HOP_BY_HOP = [
+    "Connection",
+    "Proxy-Connection",
+    "Keep-Alive",
+    "TE",
+    "Transfer-Encoding",
+    "Upgrade",
+    "Proxy-Authorization",
+]
 
 
 async def test_r1_fields_named_by_connection_are_removed(connect) -> None:
@@ -65,7 +73,9 @@ async def test_r1_hop_by_hop_fields_of_a_request_are_removed_even_when_connectio
 
 
 async def test_r1_fields_named_by_connection_in_a_response_are_removed(connect) -> None:
-    given = answer(b"ok", "200 OK", "Connection: X-A, keep-alive", "X-A: 1", "X-B: 2", "Keep-Alive: timeout=5", "Upgrade: h2")
+    given = answer(
+        b"ok", "200 OK", "Connection: X-A, keep-alive", "X-A: 1", "X-B: 2", "Keep-Alive: timeout=5", "Upgrade: h2"
+    )
     app, _, _ = await connect(always(given))
     reply = await app.ask("GET /u HTTP/1.1\r\nHost: s\r\n\r\n")
     assert ([], ["2"]) == (reply.all("X-A"), reply.all("X-B"))
@@ -120,7 +130,9 @@ async def answers_then_hangs_up(talk: Talk) -> None:
     talk.close()
 
 
-@pytest.mark.parametrize(("method", "seen", "status"), [("POST", 2, 502), ("PATCH", 2, 502), ("PUT", 3, 200), ("GET", 3, 200)])
+@pytest.mark.parametrize(
+    ("method", "seen", "status"), [("POST", 2, 502), ("PATCH", 2, 502), ("PUT", 3, 200), ("GET", 3, 200)]
+)
 async def test_r3_only_an_idempotent_request_is_sent_again_when_a_kept_connection_dies(
     connect, method: str, seen: int, status: int
 ) -> None:
@@ -177,7 +189,9 @@ async def test_r5_an_absolute_target_is_never_matched_by_its_path(connect) -> No
     assert b"/u/x" == target_of(upstream.requests[0])
 
 
-@pytest.mark.parametrize("target", ["http://a:b@127.0.0.1:{port}/", "http://a@127.0.0.1:{port}/", "http://127.0.0.1:{port}/#f"])
+@pytest.mark.parametrize(
+    "target", ["http://a:b@127.0.0.1:{port}/", "http://a@127.0.0.1:{port}/", "http://127.0.0.1:{port}/#f"]
+)
 async def test_r5_userinfo_and_fragments_are_refused(connect, target: str) -> None:
     app, upstream, _ = await connect()
     reply = await app.ask(f"GET {target.format(port=upstream.port)} HTTP/1.1\r\nHost: s\r\n\r\n")
@@ -252,7 +266,15 @@ async def test_r7_an_empty_path_becomes_a_slash(connect) -> None:
 
 async def test_r7_fields_keep_their_order_their_case_and_their_bytes(connect) -> None:
     app, upstream, _ = await connect()
-    passed = [b"X-One: 1", b"x-oNE: 2", b"Accept: a", b"X-Raw: \xe9\xff\x80", b"ACCEPT: b", b"X-Empty: ", b"Cookie: a=b"]
+    passed = [
+        b"X-One: 1",
+        b"x-oNE: 2",
+        b"Accept: a",
+        b"X-Raw: \xe9\xff\x80",
+        b"ACCEPT: b",
+        b"X-Empty: ",
+        b"Cookie: a=b",
+    ]
     await app.send(b"GET /u HTTP/1.1\r\nHost: s\r\n" + b"\r\n".join(passed) + b"\r\n\r\n")
     assert 200 == (await app.reply()).status
     assert passed == upstream.requests[0].split(b"\r\n")[2:-1]
@@ -309,7 +331,9 @@ async def test_r8_connect_without_a_valid_port_is_a_bad_request(connect, target:
     assert await app.closed()
 
 
-async def test_r8_connect_reaches_443_and_configured_ports_only(start_sidecar: Starter, start_upstream: UpstreamStarter) -> None:
+async def test_r8_connect_reaches_443_and_configured_ports_only(
+    start_sidecar: Starter, start_upstream: UpstreamStarter
+) -> None:
     upstream = await start_upstream(parrot)
     request = f"CONNECT 127.0.0.1:{upstream.port} HTTP/1.1\r\nHost: s\r\n\r\n"
     closed = await (await start_sidecar()).app()
@@ -372,7 +396,9 @@ async def test_r9_the_sidecars_own_refusal_comes_without_a_100(connect) -> None:
         (505, "2.0", "Content-Length: 0"),
     ],
 )
-async def test_r10_ambiguous_framing_and_other_versions_are_refused(connect, status: int, version: str, framing: str) -> None:
+async def test_r10_ambiguous_framing_and_other_versions_are_refused(
+    connect, status: int, version: str, framing: str
+) -> None:
     app, upstream, _ = await connect()
     reply = await app.ask(f"POST /u HTTP/{version}\r\nHost: s\r\n{framing}\r\n\r\n")
     assert status == reply.status
@@ -579,7 +605,9 @@ async def test_r16_a_request_is_written_anew_with_one_framing(connect) -> None:
 
 
 async def test_r16_a_response_is_written_anew_with_one_framing(connect) -> None:
-    app, _, _ = await connect(always(b"HTTP/1.1 200 OK\r\ntransfer-ENCODING: Chunked\r\n\r\n3;e=1\r\none\r\n02\r\nxy\r\n0\r\n\r\n"))
+    app, _, _ = await connect(
+        always(b"HTTP/1.1 200 OK\r\ntransfer-ENCODING: Chunked\r\n\r\n3;e=1\r\none\r\n02\r\nxy\r\n0\r\n\r\n")
+    )
     for _ in range(2):
         reply = await app.ask("GET /u HTTP/1.1\r\nHost: s\r\n\r\n")
         assert (b"onexy", ["chunked"], []) == (reply.body, reply.all("Transfer-Encoding"), reply.all("Content-Length"))

@@ -133,9 +133,7 @@ def routed(upstream: Upstream) -> dict[str, Any]:
 # ---- start -------------------------------------------------------------------------------------------------------
 
 
-async def test_it_runs_without_any_file_and_says_where_it_listens(
-    run: Runner, start_upstream: UpstreamStarter
-) -> None:
+async def test_it_runs_without_any_file_and_says_where_it_listens(run: Runner, start_upstream: UpstreamStarter) -> None:
     upstream = await start_upstream(always(answer(b"hello")))
     process = await (await run()).ready()
     started = await process.logged("sidecar.started")
@@ -191,7 +189,9 @@ async def test_a_port_that_is_taken_is_named_with_the_way_out(run: Runner, role:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        process = await run({f"SIDECAR__{role.upper()}__HOST": "127.0.0.1", f"SIDECAR__{role.upper()}__PORT": str(port)})
+        process = await run(
+            {f"SIDECAR__{role.upper()}__HOST": "127.0.0.1", f"SIDECAR__{role.upper()}__PORT": str(port)}
+        )
         assert 1 == await process.ended()
     why = (await process.logged("sidecar.cannot_start"))["body"]
     assert f"127.0.0.1:{port} is in use" in why

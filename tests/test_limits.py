@@ -175,9 +175,7 @@ async def test_a_slow_answer_is_not_taken_for_an_idle_connection(
         await talk.send(answer(b"at last"))
 
     upstream = await start_upstream(slow)
-    sidecar = await start_sidecar(
-        upstreams=route(upstream), limits={"keepalive_timeout": 0.2, "head_timeout": 0.2}
-    )
+    sidecar = await start_sidecar(upstreams=route(upstream), limits={"keepalive_timeout": 0.2, "head_timeout": 0.2})
     reply = await (await sidecar.app()).ask(GET)
     assert (200, b"at last") == (reply.status, reply.body)
 

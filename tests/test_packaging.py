@@ -46,9 +46,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
     build = "from setuptools import build_meta; build_meta.build_wheel('dist')"
-    done = subprocess.run(
-        [sys.executable, "-c", build], cwd=tree, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", build], cwd=tree, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stderr
     return zipfile.ZipFile(next((tree / "dist").glob("*.whl")))
 

@@ -18,7 +18,9 @@ async def test_a_routed_request_reaches_the_upstream_without_its_prefix(
     assert "first_try" == reply.get("x-sidecar-outcome")
 
 
-async def test_an_absolute_form_request_goes_where_it_says(start_sidecar: Starter, start_upstream: UpstreamStarter) -> None:
+async def test_an_absolute_form_request_goes_where_it_says(
+    start_sidecar: Starter, start_upstream: UpstreamStarter
+) -> None:
     upstream = await start_upstream(always(answer(b"hello")))
     sidecar = await start_sidecar()
     app = await sidecar.app()

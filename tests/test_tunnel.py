@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from sidecar.clock import Ticker
+from sidecar.upstream.connection import UpstreamConnection
 from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App, Reply
 from tests.doubles.upstream import Talk, Upstream
@@ -16,7 +18,9 @@ HANDSHAKE = (
     "GET {url}/chat HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
-SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: x\r\n\r\n"
+SWITCHED = (
+    b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: x\r\n\r\n"
+)
 
 
 async def mirror(talk: Talk) -> None:
@@ -115,18 +119,30 @@ async def test_an_upstream_that_only_listens_from_the_start_still_gets_the_bytes
     assert b"for your ears" == await asyncio.wait_for(got, 5)
 
 
-async def test_frames_in_the_segment_after_the_101_are_not_lost(tunnelling: Any) -> None:
+async def test_frames_that_come_with_the_101_are_not_lost_however_many(tunnelling: Any) -> None:
+    frames = bytes(range(250)) * 8_000  # more than one read brings
+
     async def switch(talk: Talk) -> None:
         await talk.read_head()
-        for part in (SWITCHED, b"frame 1", b"frame 2"):
-            await talk.send(part)
+        await talk.send(SWITCHED + frames)
         await mirror(talk)
 
     sidecar, upstream = await tunnelling(switch)
-    for _ in range(20):
+    for _ in range(5):
         app = await sidecar.app()
         assert 101 == (await app.ask(HANDSHAKE.format(url=upstream.url))).status
-        assert b"frame 1frame 2" == await exactly(app, 14)
+        assert frames == await exactly(app, len(frames))
+
+
+async def test_a_connection_holds_what_comes_between_the_101_and_its_tunnel() -> None:
+    loop = asyncio.get_running_loop()
+    connection = UpstreamConnection(loop, Ticker(loop), head_limit=65_536, buffer_limit=65_536, body_idle=60)
+    switched = connection.begin(bodyless=False, deadline=loop.time() + 10)
+    for arrived in (SWITCHED + b"with it, ", b"behind it, ", b"later"):
+        connection.data_received(arrived)
+    await switched
+    assert (True, b"with it, behind it, later") == (connection.switched, connection.tail)
+    connection.finish()
 
 
 async def test_when_the_app_has_finished_sending_the_upstream_may_still_answer(tunnelling: Any) -> None:

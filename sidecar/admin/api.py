@@ -39,7 +39,7 @@ class Api:
         proxy.metrics.live = self._live_gauges
 
     def application(self, *, probes_only: bool = False) -> web.Application:
-        app = web.Application(middlewares=[] if probes_only else [_only_from_here])
+        app = web.Application(middlewares=[_in_json] if probes_only else [_in_json, _only_from_here])
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
@@ -123,17 +123,32 @@ def _described(code: str) -> dict[str, object]:
 
 @web.middleware
 async def _only_from_here(request: web.Request, handler: Handler) -> web.StreamResponse:
-    origin = request.headers.get("Origin")
     host = request.headers.get("Host", "")
-    if not _is_local_name(host) or (origin is not None and not _is_local_name(origin.partition("://")[2])):
-        return _json(
-            {
-                "error_code": "EGRESS_DENIED",
-                "message": f"the admin port answers to loopback names only, not to {host or origin!r}",
-            },
-            403,
-        )
+    origin = request.headers.get("Origin")
+    stranger = None
+    if not _is_local_name(host):
+        stranger = f"Host {host!r}"
+    elif origin is not None and not _is_local_name(origin.partition("://")[2]):
+        stranger = f"Origin {origin!r}"
+    if stranger is not None:
+        message = f"the admin port answers to loopback names only, not to {stranger}; ask for http://127.0.0.1"
+        return _json({"error_code": "EGRESS_DENIED", "message": message}, 403)
     return await handler(request)
+
+
+@web.middleware
+async def _in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What aiohttp refuses by itself (no such path, not with this method) is told in our shape too."""
+    try:
+        return await handler(request)
+    except web.HTTPException as refused:
+        known = ", ".join(sorted(resource.canonical for resource in request.app.router.resources()))
+        message = f"{request.method} {request.path[:100]}: {refused.reason}; there is GET {known}"
+        code = "NOT_FOUND" if refused.status == 404 else "CLIENT_ERROR"
+        answer = _json({"error_code": code, "message": message}, refused.status)
+        if "Allow" in refused.headers:
+            answer.headers["Allow"] = refused.headers["Allow"]
+        return answer
 
 
 def _is_local_name(authority: str) -> bool:
