@@ -1,12 +1,14 @@
 """The facts about one exchange, filled while it runs and read once after the app has its answer.
 
-Law: standard library only, no behaviour, no signals. Every word here (outcome, kind, phase, code) is the same
-word in metrics, spans, logs and dead letters.
+Law: standard library only, no behaviour, no signals. Every word here (outcome, kind, phase, code, reason) is the
+same word in metrics, spans, logs and dead letters.
 
-Times are seconds of the monotonic clock; `wall_offset` (set once at start) turns them into wall time.
+Times are seconds of the monotonic clock; the offset kept by the proxy turns them into wall time.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 # Send phases: how far a request got towards the upstream. Ordered; the first two are safe for every method.
 NOT_CONNECTED = 0
@@ -20,11 +22,59 @@ NEUTRAL = frozenset({"rejected", "denied", "cancelled"})
 BAD = frozenset({"exhausted", "not_retryable", "budget", "deadline", "breaker_open", "failed_streaming", "internal"})
 OUTCOMES = GOOD | NEUTRAL | BAD
 
+ATTEMPT_KINDS = ("first", "retry", "stale", "probe", "replay", "outbox", "reconcile")
+
+# Why a failure that could have been retried was not: the label of `retries_suppressed_total`.
+SUPPRESSED = (
+    "attempts",
+    "stage_budget",
+    "budget",
+    "not_resendable",
+    "body_too_large",
+    "response_started",
+    "deadline",
+    "breaker_open",
+    "server_verdict",
+    "disabled",
+    "draining",
+)
+# … and why one that could not was not: no retry was suppressed, there was none to make.
+FATAL = "fatal"
+
+
+class Decision(NamedTuple):
+    """What was decided after a failed attempt. `delay` is None when the session ends here."""
+
+    delay: float | None
+    reason: str
+    """Retry: the error code that was retried. End: one of SUPPRESSED, or FATAL."""
+    rule: str
+    """Where the decision comes from, for a person: `policies.default.max_attempts: 4`, `x-should-retry: false`."""
+    remedy: str = ""
+    """What would have changed it; empty when nothing the user can set would have."""
+
 
 class Attempt:
     """One try at one endpoint."""
 
-    __slots__ = ("code", "ended", "endpoint", "kind", "message", "phase", "reused", "started", "status")
+    __slots__ = (
+        "address",
+        "breaker",
+        "code",
+        "decision",
+        "delay",
+        "egress_proxy",
+        "ended",
+        "endpoint",
+        "kind",
+        "message",
+        "phase",
+        "policy_id",
+        "reused",
+        "span_id",
+        "started",
+        "status",
+    )
 
     def __init__(self, kind: str, endpoint: str, started: float) -> None:
         self.kind = kind
@@ -36,42 +86,100 @@ class Attempt:
         self.status = 0
         self.code: str | None = None
         self.message: str | None = None
+        self.delay = 0.0
+        """Seconds waited before it."""
+        self.policy_id = "default"
+        """The policy that gave that wait; of a first attempt, the one that gave its timeouts."""
+        self.egress_proxy: str | None = None
+        self.address: str | None = None
+        """The address connected to, once there is one."""
+        self.breaker = "closed"
+        """State of the endpoint's breaker when the attempt was let through."""
+        self.span_id = 0
+        self.decision: Decision | None = None
+
+
+class Trace(NamedTuple):
+    """The trace a session belongs to. Ids are integers; 0 for `parent_id` means the session is the root."""
+
+    trace_id: int
+    span_id: int
+    parent_id: int
+    sampled: bool
+    tracestate: bytes = b""
 
 
 class Session:
     """One request of the app, from its parsed head to its last byte."""
 
     __slots__ = (
+        "api_key_id",
         "attempts",
+        "caller_resend",
         "client",
         "code",
+        "correlation_id",
+        "dlq_id",
         "ended",
+        "fallback_from",
+        "host",
         "message",
         "method",
-        "number",
+        "operation",
         "outcome",
+        "policy_id",
         "request_bytes",
         "response_bytes",
         "session_id",
+        "stage",
         "started",
         "status",
+        "subsystem",
+        "suppressed",
         "target",
-        "trace_id",
+        "trace",
         "upstream",
+        "user_agent",
+        "waited",
+        "workflow",
     )
 
     def __init__(self, session_id: bytes, method: str, target: str, started: float) -> None:
         self.session_id = session_id
         self.method = method
         self.target = target
+        """As the app wrote it: may hold secrets, so it is redacted by whoever shows it."""
         self.started = started
         self.ended = started
         self.attempts: list[Attempt] = []
         self.upstream = "_none"
         self.outcome = ""
         self.status = 0
+        """What the app got; 0 when it got nothing."""
         self.code: str | None = None
         self.message: str | None = None
         self.request_bytes = 0
         self.response_bytes = 0
-        self.trace_id: str | None = None
+        self.policy_id = "default"
+        self.operation: str | None = None
+        self.trace: Trace | None = None
+        self.waited = 0.0
+        """Seconds in queues: the rate-limit gate, the concurrency limit."""
+        self.suppressed: str | None = None
+        """The reason, one of SUPPRESSED, why a failure that could have been retried was not."""
+        self.caller_resend = False
+        self.fallback_from: str | None = None
+        """The upstream that was asked for, when its `fallback` answered."""
+        self.dlq_id: str | None = None
+        # Filled only for sessions that are kept (see telemetry/sessions.py), so that healthy ones pay nothing.
+        self.host = ""
+        """`host:port` of the target."""
+        self.subsystem: str | None = None
+        self.stage: str | None = None
+        self.workflow: str | None = None
+        self.correlation_id: str | None = None
+        self.client: str | None = None
+        """Address of the app."""
+        self.user_agent: str | None = None
+        self.api_key_id: str | None = None
+        """Keyed hash of the credential, never the credential."""
