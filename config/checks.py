@@ -8,34 +8,19 @@ worth telling.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from config.addresses import is_loopback, join_host_port
+from config.contradiction import Contradiction, KeyPath
+from config.references import dangling_names
 
 if TYPE_CHECKING:
     from config.model import Settings
     from config.upstream import Upstream
 
-KeyPath = tuple[str | int, ...]
+__all__ = ["Contradiction", "KeyPath", "contradictions", "exposure_problems"]
+
 _EVERY_INTERFACE = ("0.0.0.0", "::")
-
-
-@dataclass(frozen=True, slots=True)
-class Contradiction:
-    """Settings that are valid each but not together."""
-
-    path: KeyPath
-    """The key to point at."""
-    message: str
-    derived_from: tuple[KeyPath, ...]
-    """Every key that was looked at, the likeliest to blame first."""
-    candidates: tuple[str, ...] = ()
-    """Values that would have been right, for suggesting the nearest."""
-
-    @property
-    def key(self) -> str:
-        return ".".join(str(part) for part in self.path)
 
 
 def contradictions(settings: Settings) -> list[Contradiction]:
@@ -45,7 +30,7 @@ def contradictions(settings: Settings) -> list[Contradiction]:
         *_shared_ports(settings),
         *_unreachable_upstreams(settings),
         *_claimed_twice(settings),
-        *_unknown_policies(settings),
+        *dangling_names(settings),
     ]
 
 
@@ -137,12 +122,3 @@ def _claimed_twice(settings: Settings) -> Iterator[Contradiction]:
                 entry_path = ("upstreams", name, "hosts", index)
                 message = f"upstream `{owner}` already has this host; a host belongs to one upstream"
                 yield Contradiction(entry_path, message, (("upstreams", name, "hosts"), ("upstreams", owner, "hosts")))
-
-
-def _unknown_policies(settings: Settings) -> Iterator[Contradiction]:
-    for name, upstream in settings.upstreams.items():
-        if upstream.policy not in settings.policies:
-            path = ("upstreams", name, "policy")
-            known = tuple(settings.policies)
-            message = f"there is no policy of this name under `policies` (there is: {', '.join(known)})"
-            yield Contradiction(path, message, (path, ("policies", upstream.policy)), known)

@@ -1,23 +1,27 @@
 """The registry of error codes: `errors.yaml` as checked, immutable data.
 
 Law: a code means the same everywhere it is shown, so it is written down once, in the data file, and this module
-adds nothing to it. A registry with a hole in it is refused as a whole: that is a broken installation.
+adds nothing to it but what the user's configuration says. A registry with a hole in it is refused as a whole: that
+is a broken installation.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
 
-Category = Literal["TRANSIENT", "PERMANENT", "CRITICAL"]
-Severity = Literal["low", "medium", "high", "critical"]
-Retry = Literal["retryable", "fatal", "conditional"]
+from config.codes import Category, ErrorCodeEntry, Retry, Severity
+
+if TYPE_CHECKING:
+    from config.model import Settings
+
+NEEDED_FOR_A_NEW_CODE = ("category", "retry", "description")
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is ten times faster, where it was built
 
@@ -36,7 +40,11 @@ class ErrorCode:
     causes: tuple[str, ...]
     resolution: str
     """What to do next, with a command where there is one."""
+    examples: tuple[str, ...]
+    """What it looks like on the wire."""
     related: tuple[str, ...]
+    policy: str | None
+    """The policy that follows on it where nobody chose another."""
 
 
 class BrokenRegistry(Exception):
@@ -47,6 +55,33 @@ class BrokenRegistry(Exception):
 def registry() -> Mapping[str, ErrorCode]:
     """Every known code, by its name, read once."""
     return parse_registry(Path(__file__).with_name("errors.yaml").read_text(encoding="utf-8"))
+
+
+def registry_of(settings: Settings) -> Mapping[str, ErrorCode]:
+    """The built-in codes with the configuration's additions and changes. Made anew each time: keep it."""
+    if not settings.error_codes:
+        return registry()
+    merged = dict(registry())
+    for code, entry in settings.error_codes.items():
+        given = {key: getattr(entry, key) for key in ErrorCodeEntry.model_fields if getattr(entry, key) is not None}
+        merged[code] = replace(merged.get(code) or _new_code(code), **given)
+    return MappingProxyType(merged)
+
+
+def _new_code(code: str) -> ErrorCode:
+    return ErrorCode(
+        code=code,
+        category="PERMANENT",
+        severity="medium",
+        retry="fatal",
+        status=502,
+        description="",
+        causes=(),
+        resolution="Look the code up in the documentation of the upstream that it was made for.",
+        examples=(),
+        related=(),
+        policy=None,
+    )
 
 
 def parse_registry(text: str) -> Mapping[str, ErrorCode]:
@@ -88,10 +123,11 @@ def _problems_of(code: str, entry: Any, known: Mapping[Any, Any]) -> list[str]:
     for key in ("description", "resolution"):
         if not _is_text(entry[key]):
             found.append(f"`{key}` must be text")
-    lists = {key: entry[key] for key in ("causes", "related") if _is_list_of_text(entry[key])}
-    found += [f"`{key}` must be a list of text" for key in ("causes", "related") if key not in lists]
-    if lists.get("causes") == []:
-        found.append("`causes` is empty")
+    if entry["policy"] is not None and not _is_text(entry["policy"]):
+        found.append("`policy` must be the name of a policy, or null")
+    lists = {key: entry[key] for key in ("causes", "examples", "related") if _is_list_of_text(entry[key])}
+    found += [f"`{key}` must be a list of text" for key in ("causes", "examples", "related") if key not in lists]
+    found += [f"`{key}` is empty" for key in ("causes", "examples") if lists.get(key) == []]
     related = lists.get("related", [])
     found += [f"`related` names {other}, which is not a code" for other in related if other not in known]
     if code in related:
@@ -117,5 +153,7 @@ def _error_code(code: str, entry: Mapping[str, Any]) -> ErrorCode:
         description=entry["description"],
         causes=tuple(entry["causes"]),
         resolution=entry["resolution"],
+        examples=tuple(entry["examples"]),
         related=tuple(entry["related"]),
+        policy=entry["policy"],
     )

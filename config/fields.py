@@ -17,9 +17,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     WithJsonSchema,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from config.addresses import (
     canonical_bind_host,
@@ -31,6 +34,8 @@ from config.addresses import (
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _VERSION = re.compile(r"([0-9]+)\.([0-9]+)\.([0-9]+)")
+_CODE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*")
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 class Section(BaseModel):
@@ -90,8 +95,42 @@ def _tls(given: Any) -> Any:
     return given
 
 
+def _code(text: str) -> str:
+    if not _CODE.fullmatch(text):
+        raise ValueError("an error code is written in capitals, digits and single underscores, as in CARD_DECLINED")
+    return text
+
+
+def _header_name(text: str) -> str:
+    if not _TOKEN.fullmatch(text):
+        raise ValueError("the name of a header has letters, digits and hyphens only, as in Idempotency-Key")
+    return text
+
+
+def _method(text: str) -> str:
+    if not _TOKEN.fullmatch(text):
+        raise ValueError("a method is one word, as in POST")
+    return text.upper()
+
+
+def one_or_many(given: Any) -> Any:
+    """A single value stands for a list of one; the model only ever sees lists."""
+    return given if isinstance(given, (list, tuple)) else [given]
+
+
+class _NoOtherNames:
+    """For the schema, which would only check the entries whose names fit the pattern."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(schema), "additionalProperties": False}
+
+
+NO_OTHER_NAMES = _NoOtherNames()
 Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Delay = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(strict=True, ge=0)]
+Length = Annotated[int, Field(strict=True, ge=0)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Flag = Annotated[bool, Field(strict=True)]
 BindPort = Annotated[int, Field(strict=True, ge=0, le=65535)]
@@ -101,6 +140,11 @@ Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "
 Version = Annotated[
     str, BeforeValidator(_version), WithJsonSchema({"type": "string", "pattern": r"^1\.[0-9]+\.[0-9]+$"})
 ]
+CodeName = Annotated[str, AfterValidator(_code), WithJsonSchema({"type": "string", "pattern": f"^{_CODE.pattern}$"})]
+HeaderName = Annotated[
+    str, AfterValidator(_header_name), WithJsonSchema({"type": "string", "pattern": f"^{_TOKEN.pattern}$"})
+]
+Method = Annotated[str, AfterValidator(_method), WithJsonSchema({"type": "string", "pattern": f"^{_TOKEN.pattern}$"})]
 BindHost = Annotated[str, AfterValidator(canonical_bind_host)]
 HostEntryText = Annotated[str, AfterValidator(lambda text: str(parse_host_entry(text)))]
 EndpointText = Annotated[str, AfterValidator(lambda text: str(parse_endpoint(text)))]

@@ -11,20 +11,23 @@ from config.checks import KeyPath
 from config.fields import Section
 from config.model import Settings
 
+CHOSEN_NAME = "<name>"
+LIST_ITEM = "[]"
+
 
 def section_at(path: KeyPath) -> type[Section] | None:
     """The section a path leads to; None when it leads to a single value, to named entries or nowhere."""
-    section, named = _walk(path)
-    return None if named else section
+    return next((kind for kind in _kinds_at(path) if _is_section(kind)), None)
 
 
 def holds_named_entries(path: KeyPath) -> bool:
     """Whether the keys below are names the user chooses, as in `upstreams`."""
-    return _walk(path)[1]
+    return any(_is_mapping(kind) for kind in _kinds_at(path))
 
 
 def every_key() -> Iterator[tuple[str, ...]]:
-    """All keys, chosen names written as `<name>`: `("upstreams", "<name>", "timeouts", "connect")`."""
+    """All keys, chosen names written as `<name>` and items of a list as `[]`:
+    `("upstreams", "<name>", "operations", "[]", "path")`."""
     return _keys_below(Settings, ())
 
 
@@ -40,7 +43,7 @@ def nearest(wrong: object, candidates: Iterable[str]) -> str | None:
 def elsewhere(key: str) -> list[str]:
     """The dotted places where a key of this name would be right."""
     wanted = _folded(key)
-    return [".".join(path) for path in every_key() if path[-1] == wanted]
+    return [".".join(path).replace(f".{LIST_ITEM}", LIST_ITEM) for path in every_key() if path[-1] == wanted]
 
 
 def _folded(key: str) -> str:
@@ -48,38 +51,55 @@ def _folded(key: str) -> str:
     return key.lower().replace("-", "_")
 
 
-def _walk(path: KeyPath) -> tuple[type[Section] | None, bool]:
-    section: type[Section] | None = Settings
-    named = False
+def _kinds_at(path: KeyPath) -> list[Any]:
+    """The types a value at this path may have."""
+    kinds: list[Any] = [Settings]
     for part in path:
-        if named:
-            named = False
-            continue
-        if section is None or str(part) not in section.model_fields:
-            return None, False
-        section, named = _section_in(section.model_fields[str(part)].annotation)
-    return section, named
+        kinds = [below for kind in kinds for below in _kinds_below(kind, part)]
+    return kinds
 
 
-def _keys_below(section: type[Section], above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for key, field in section.model_fields.items():
-        path = (*above, key)
-        yield path
-        below, named = _section_in(field.annotation)
-        if below is not None:
-            yield from _keys_below(below, (*path, "<name>") if named else path)
+def _kinds_below(kind: Any, part: str | int) -> list[Any]:
+    if _is_section(kind):
+        field = kind.model_fields.get(str(part))
+        return _alternatives(field.annotation) if field is not None else []
+    if _is_mapping(kind):
+        return _alternatives(get_args(kind)[1])
+    if _is_list(kind) and isinstance(part, int):
+        return _alternatives(get_args(kind)[0])
+    return []
 
 
-def _section_in(annotation: Any) -> tuple[type[Section] | None, bool]:
-    """The section inside a field's type, and whether it is one of many named ones."""
+def _keys_below(kind: Any, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if _is_section(kind):
+        for key, field in kind.model_fields.items():
+            yield (*above, key)
+            for below in _alternatives(field.annotation):
+                yield from _keys_below(below, (*above, key))
+    elif _is_mapping(kind) or _is_list(kind):
+        step, inner = (CHOSEN_NAME, get_args(kind)[1]) if _is_mapping(kind) else (LIST_ITEM, get_args(kind)[0])
+        for below in _alternatives(inner):
+            yield from _keys_below(below, (*above, step))
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The plain types behind `Annotated`, `Optional` and unions."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _section_in(arguments[0])
+        return _alternatives(arguments[0])
     if origin in (Union, types.UnionType):
-        inner = [_section_in(argument) for argument in arguments if argument is not types.NoneType]
-        return next((found for found in inner if found[0] is not None), (None, False))
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _section_in(arguments[1])[0], True
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation, False
-    return None, False
+        return [kind for argument in arguments for kind in _alternatives(argument)]
+    return [annotation]
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
+
+
+def _is_mapping(kind: Any) -> bool:
+    origin = get_origin(kind)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _is_list(kind: Any) -> bool:
+    return get_origin(kind) is tuple

@@ -11,41 +11,74 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from config.checks import Contradiction, contradictions, exposure_problems
+from config.codes import ErrorCodeEntry
 from config.fields import (
+    NO_OTHER_NAMES,
     BindHost,
     BindPort,
     Bytes,
+    CodeName,
     Count,
     EgressEntry,
     FilePath,
+    Flag,
     Name,
     Port,
     Seconds,
     Section,
     Version,
 )
-from config.upstream import ClientCertificate, Timeouts, Upstream
+from config.policy import DEFAULT_POLICY, DEFAULT_STAGE_ATTEMPTS, SHIPPED, Policy, complete_policies
+from config.telemetry import Events, Log, Telemetry
+from config.upstream import (
+    Breaker,
+    ClientCertificate,
+    EgressProxy,
+    Idempotency,
+    Operation,
+    RateLimitGate,
+    RetryBudget,
+    Rule,
+    Timeouts,
+    Upstream,
+    When,
+)
 
 __all__ = [
+    "DEFAULT_POLICY",
+    "DEFAULT_STAGE_ATTEMPTS",
+    "SHIPPED",
     "Admin",
+    "Breaker",
     "ClientCertificate",
     "Contradiction",
     "Egress",
+    "EgressProxy",
+    "ErrorCodeEntry",
+    "Events",
+    "Idempotency",
     "Limits",
     "Listen",
+    "Log",
+    "Operation",
     "Policy",
     "Probes",
+    "RateLimitGate",
+    "RetryBudget",
+    "Rule",
     "Settings",
+    "Telemetry",
     "Timeouts",
     "Upstream",
+    "When",
     "exposure_problems",
 ]
 
-DEFAULT_POLICY = "default"
-_NO_OTHER_NAMES: dict[str, JsonValue] = {"additionalProperties": False}  # for the schema, which only has a pattern
+_Mappings = Annotated[Mapping[Name, str], NO_OTHER_NAMES]
+_Operations = Annotated[Mapping[Name, _Mappings], NO_OTHER_NAMES]
 
 
 class Listen(Section):
@@ -100,6 +133,10 @@ class Limits(Section):
     """How long an idle connection from an application is kept open, in seconds."""
     tunnel_idle_timeout: Seconds = 300.0
     """How long a tunnel may be silent in both directions before it is closed, in seconds."""
+    workflow_ttl: Seconds = 3_600.0
+    """How long the attempts of a workflow's stages are remembered after its last request, in seconds."""
+    workflows: Count = 10_000
+    """How many workflows are remembered at once; the least recently used are forgotten first."""
 
 
 class Egress(Section):
@@ -116,13 +153,6 @@ class Egress(Section):
     """Destinations that are refused in addition: IP addresses, networks, hosts or `*.suffix`."""
     connect_ports: tuple[Port, ...] = (443,)
     """Ports that CONNECT may reach, besides the ports of configured upstreams."""
-
-
-class Policy(Section):
-    """How the attempts of one request are made."""
-
-    attempt_timeout: Seconds = 30.0
-    """How long one attempt may take until the head of the response is complete, in seconds."""
 
 
 class Settings(Section):
@@ -142,17 +172,31 @@ class Settings(Section):
     """How long requests under way may take to finish after a request to stop, in seconds."""
     limits: Limits = Field(default_factory=Limits)
     egress: Egress = Field(default_factory=Egress)
-    policies: Mapping[Name, Policy] = Field(
-        default_factory=lambda: {DEFAULT_POLICY: Policy()}, json_schema_extra=_NO_OTHER_NAMES
-    )
-    """Named policies that upstreams refer to. `default` always exists and can be changed here."""
-    upstreams: Mapping[Name, Upstream] = Field(default_factory=dict, json_schema_extra=_NO_OTHER_NAMES)
+    retries_enabled: Flag = True
+    """false: nothing is ever sent a second time, whatever the policies say."""
+    global_defaults: Policy = Field(default_factory=Policy)
+    """What policies leave out: any of their keys, for all of them. A shipped policy keeps the keys it says itself."""
+    policies: Annotated[Mapping[Name, Policy], NO_OTHER_NAMES] = Field(default_factory=dict, validate_default=True)
+    """Named policies that upstreams, operations and error codes refer to. `default`, `patient`, `NETWORK_TIMEOUT`,
+    `DATABASE_CONNECTION_ERROR` and `RATE_LIMIT_EXCEEDED` always exist; what is given here changes them key by
+    key."""
+    stages: Annotated[Mapping[Name, Count], NO_OTHER_NAMES] = Field(default_factory=dict)
+    """How many attempts each stage of a workflow gets, by the stage's name. Stages not named here get 5."""
+    rules: tuple[Rule, ...] = ()
+    """Rules that give answers and failures an error code, for all upstreams; tried after the upstream's own."""
+    error_codes: Annotated[Mapping[CodeName, ErrorCodeEntry], NO_OTHER_NAMES] = Field(default_factory=dict)
+    """Error codes in addition to the built-in ones, and changes to those, by their name."""
+    telemetry: Telemetry = Field(default_factory=Telemetry)
+    upstreams: Annotated[Mapping[Name, Upstream], NO_OTHER_NAMES] = Field(default_factory=dict)
     """The services the application calls, by name. The name is their label in metrics, traces and logs."""
+    subsystem_mappings: Annotated[Mapping[Name, _Operations], NO_OTHER_NAMES] = Field(default_factory=dict)
+    """Which policy follows on which error code: by subsystem (an upstream, or its `subsystem`), then by operation, then
+    by error code or `default`. Wins over the policies of operations and upstreams."""
 
     @field_validator("policies", mode="after")
     @classmethod
-    def _default_always_exists(cls, given: Mapping[str, Policy]) -> Mapping[str, Policy]:
-        return given if DEFAULT_POLICY in given else {DEFAULT_POLICY: Policy(), **given}
+    def _complete(cls, given: Mapping[str, Policy], info: ValidationInfo) -> Mapping[str, Policy]:
+        return complete_policies(given, info.data.get("global_defaults"))
 
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> Settings:

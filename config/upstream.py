@@ -10,17 +10,40 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from config.breaker import Breaker, RateLimitGate, RetryBudget
+from config.egress_proxy import EgressProxy, ProxyUrl
 from config.fields import (
     Count,
     EndpointText,
     FilePath,
     Flag,
     HostEntryText,
+    Length,
+    Name,
     OffInYaml,
     Route,
     Seconds,
     Section,
+    one_or_many,
 )
+from config.idempotency import Idempotency
+from config.operations import Operation
+from config.policy import DEFAULT_POLICY
+from config.rules import Rule, When
+
+__all__ = [
+    "Breaker",
+    "ClientCertificate",
+    "EgressProxy",
+    "Idempotency",
+    "Operation",
+    "RateLimitGate",
+    "RetryBudget",
+    "Rule",
+    "Timeouts",
+    "Upstream",
+    "When",
+]
 
 
 class Timeouts(Section):
@@ -83,9 +106,44 @@ class Upstream(Section):
     insecure_skip_verify: Flag = False
     """Do not verify the upstream's certificate. Anyone on the way can then read and change the traffic: for
     experiments only. Prefer `ca_bundle`."""
-    policy: str = "default"
-    """The name of the policy, one of `policies`, that this upstream's requests follow."""
+    egress_proxy: Annotated[
+        tuple[ProxyUrl, ...], BeforeValidator(one_or_many, json_schema_input_type=ProxyUrl | list[ProxyUrl] | None)
+    ] = ()
+    """A parent proxy that requests go through, as http://[user:password@]host:port, or a list of them that are used
+    in turn. Not set: straight to the upstream."""
+    subsystem: Name | None = None
+    """The name under which `subsystem_mappings` and the statistics know this upstream; several may share one. Not
+    set: the upstream's own name."""
+    policy: str = DEFAULT_POLICY
+    """The name of the policy, one of `policies`, that this upstream's requests follow. Not set: the policy that goes
+    with the error code of a failure, else `default`."""
     timeouts: Timeouts = Field(default_factory=Timeouts)
     max_in_flight: Count | None = None
-    """How many requests may be under way to this upstream at once; more are refused with OVERLOADED. Not set:
+    """How many requests may be under way to this upstream at once; more wait, or are refused with OVERLOADED. Not set:
     no limit of its own."""
+    max_queue: Length = 0
+    """How many requests beyond max_in_flight may wait for their turn, in order, until their time is up; more are
+    refused with OVERLOADED. 0: none waits."""
+    breaker: Breaker = Field(default_factory=Breaker)
+    retry_budget: RetryBudget = Field(default_factory=RetryBudget)
+    rate_limit_gate: RateLimitGate = Field(default_factory=RateLimitGate)
+    idempotency: Idempotency = Field(default_factory=Idempotency)
+    propagation: Literal["participate", "forward", "strip"] = "participate"
+    """What happens to trace headers. `participate`: each attempt is a span of its own, where traces are exported.
+    `forward`: they pass unchanged. `strip`: the upstream does not see them."""
+    fallback: str | None = None
+    """Another upstream that takes a call when every endpoint of this one is refused by its breaker, if the call may be
+    sent again. Not set: the call is refused with CIRCUIT_OPEN."""
+    fallback_credentials: Literal["strip", "keep"] = "strip"
+    """Whether credentials and cookies of the request are removed before it goes to `fallback`. `keep` only where both
+    belong to the same owner."""
+    rules: tuple[Rule, ...] = ()
+    """Rules that give answers and failures of this upstream an error code; tried before the global `rules`, the first
+    match counts."""
+    operations: tuple[Operation, ...] = ()
+    """Kinds of requests with a name and settings of their own; the first match counts."""
+
+    @property
+    def chosen_policy(self) -> str | None:
+        """The policy somebody chose for this upstream; None when none did, and the error code's own may apply."""
+        return self.policy if "policy" in self.model_fields_set else None

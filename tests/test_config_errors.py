@@ -70,7 +70,9 @@ SOUND = {
     "description": "What happened.",
     "causes": "[Something.]",
     "resolution": "Do this.",
+    "examples": "[500 with no body.]",
     "related": "[]",
+    "policy": "null",
 }
 
 
@@ -134,7 +136,9 @@ def test_a_sound_entry_is_read() -> None:
             description="What happened.",
             causes=("Something.",),
             resolution="Do this.",
+            examples=("500 with no body.",),
             related=(),
+            policy=None,
         )
     } == dict(parse_registry(written()))
 

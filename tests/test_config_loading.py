@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from config.loader import ConfigError, Loaded, Problem, load
+from config.policy import SHIPPED
 
 Given = Callable[..., Path]
 
@@ -44,7 +45,7 @@ def test_no_file_at_all_is_a_local_proxy() -> None:
     assert ("127.0.0.1", 4140) == (loaded.settings.listen.host, loaded.settings.listen.port)
     assert ("127.0.0.1", 4141) == (loaded.settings.admin.host, loaded.settings.admin.port)
     assert None is loaded.settings.probes
-    assert ["default"] == list(loaded.settings.policies)
+    assert SHIPPED.keys() == loaded.settings.policies.keys()
     assert {"default"} == set(loaded.origins.values())
 
 

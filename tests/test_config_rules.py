@@ -146,7 +146,7 @@ def test_the_same_host_with_a_port_is_another_entry(tmp_path: Path) -> None:
 
 
 def test_the_default_policy_always_exists_and_can_be_changed(tmp_path: Path) -> None:
-    assert ["default", "slow"] == list(loaded(tmp_path, "policies: {slow: {}}").policies)
+    assert "default" in loaded(tmp_path, "policies: {slow: {}}").policies
     assert 5 == loaded(tmp_path, "policies: {default: {attempt_timeout: 5}}").policies["default"].attempt_timeout
 
 
