@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from config.addresses import is_loopback, join_host_port
 from config.contradiction import Contradiction, KeyPath
-from config.references import dangling_names
+from config.fallbacks import fallback_problems
+from config.numbers import number_problems
+from config.references import reference_problems
 
 if TYPE_CHECKING:
     from config.model import Settings
@@ -30,7 +32,10 @@ def contradictions(settings: Settings) -> list[Contradiction]:
         *_shared_ports(settings),
         *_unreachable_upstreams(settings),
         *_claimed_twice(settings),
-        *dangling_names(settings),
+        *_own_parents(settings),
+        *number_problems(settings),
+        *reference_problems(settings),
+        *fallback_problems(settings),
     ]
 
 
@@ -87,10 +92,11 @@ def _overlap(one: str, other: str) -> bool:
 
 def _unreachable_upstreams(settings: Settings) -> Iterator[Contradiction]:
     """Upstreams that no request reaches, or whose requests have nowhere to go."""
+    fallbacks = {upstream.fallback for upstream in settings.upstreams.values()}
     for name, upstream in settings.upstreams.items():
         path = ("upstreams", name)
         looked_at = tuple((*path, key) for key in ("hosts", "route", "endpoints"))
-        if not upstream.hosts and upstream.route is None:
+        if not upstream.hosts and upstream.route is None and name not in fallbacks:
             message = "no request can ever match this upstream; give it `hosts`, or a `route` with `endpoints`"
             yield Contradiction(path, message, looked_at)
         elif upstream.route is not None and not upstream.endpoints and not _names_a_host(upstream):
@@ -122,3 +128,25 @@ def _claimed_twice(settings: Settings) -> Iterator[Contradiction]:
                 entry_path = ("upstreams", name, "hosts", index)
                 message = f"upstream `{owner}` already has this host; a host belongs to one upstream"
                 yield Contradiction(entry_path, message, (("upstreams", name, "hosts"), ("upstreams", owner, "hosts")))
+
+
+def _own_parents(settings: Settings) -> Iterator[Contradiction]:
+    """Parent proxies that are this sidecar itself: every request would come back."""
+    listeners = (("listen", settings.listen), ("admin", settings.admin), ("probes", settings.probes))
+    for name, upstream in settings.upstreams.items():
+        for index, proxy in enumerate(upstream.egress_proxy):
+            for key, listener in listeners:
+                if listener is not None and listener.port == proxy.port and _leads_to(proxy.host, listener.host):
+                    path = ("upstreams", name, "egress_proxy")
+                    message = (
+                        f"entry {index + 1} is the sidecar's own `{key}` address, so requests would come back to it; "
+                        "name the proxy behind it, or leave the key out"
+                    )
+                    yield Contradiction(path, message, (path, (key, "port"), (key, "host")))
+
+
+def _leads_to(host: str, bound: str) -> bool:
+    """Whether calling a host reaches a listener bound like this, as far as the text tells."""
+    if bound in _EVERY_INTERFACE:
+        return is_loopback(host) or host in _EVERY_INTERFACE
+    return _overlap(host, bound)

@@ -18,6 +18,8 @@ class Contradiction:
     """Every key that was looked at, the likeliest to blame first."""
     candidates: tuple[str, ...] = ()
     """Values that would have been right, for suggesting the nearest."""
+    wrong_name: str | None = None
+    """The name that is wrong when it is the key itself and not its value."""
 
     @property
     def key(self) -> str:

@@ -14,7 +14,9 @@ from typing import Any
 
 from config.checks import KeyPath
 from config.document import UnreadableDocument, parse
+from config.errors import registry
 from config.keys import holds_named_entries, section_at
+from config.policy import SHIPPED
 from config.problems import Problem, dotted
 
 PREFIX = "SIDECAR__"
@@ -76,6 +78,7 @@ def _path(segments: list[str], data: Mapping[Any, Any]) -> KeyPath:
     for segment in segments:
         if holds_named_entries(path):
             known = [key for key in here if isinstance(key, str)] if isinstance(here, dict) else []
+            known += _names_that_exist_anyway(path)
         else:
             section = section_at(path)
             known = list(section.model_fields) if section is not None else []
@@ -83,6 +86,15 @@ def _path(segments: list[str], data: Mapping[Any, Any]) -> KeyPath:
         path = (*path, key)
         here = here.get(key) if isinstance(here, dict) else None
     return path
+
+
+def _names_that_exist_anyway(path: KeyPath) -> list[str]:
+    """Names with capitals that a variable may mean although the file does not have them."""
+    if path == ("policies",):
+        return list(SHIPPED)
+    if path == ("error_codes",) or (len(path) == 3 and path[0] == "subsystem_mappings"):
+        return list(registry())
+    return []
 
 
 def _same_name(segment: str, known: list[str]) -> str | None:

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from config.checks import KeyPath
 from config.keys import elsewhere, nearest, section_at
 
+_MOST_PLACES = 3
 _KEY_ITSELF = "[key]"  # pydantic's last path element when the key of a mapping is wrong, not its value
 
 
@@ -56,7 +57,7 @@ def _unknown_key(path: KeyPath, value: Any) -> Explanation:
     if near is None:
         places = elsewhere(str(path[-1]))
         if places:
-            message += f"; it belongs in {' or '.join(f'`{place}`' for place in places)}"
+            message += f"; it belongs in {' or '.join(f'`{place}`' for place in places[:_MOST_PLACES])}"
         elif section is not None:
             message += f"; the keys here are {', '.join(section.model_fields)}"
     return Explanation(path, message, near, value, False)

@@ -21,7 +21,7 @@ from config.explain import Explanation, explain
 from config.fields import Section
 from config.files import UnreadableFile, file_problems, read_file
 from config.keys import nearest
-from config.model import Settings
+from config.model import SHIPPED, Settings
 from config.problems import ConfigError, Problem, dotted, shown_value
 
 __all__ = ["ConfigError", "Loaded", "Origin", "Problem", "load"]
@@ -106,7 +106,10 @@ class _Loading:
 
     def _as_explanation(self, contradiction: Contradiction) -> Explanation:
         value = _value_at(self.merged.data, contradiction.path)
-        near = nearest(value, contradiction.candidates) if contradiction.candidates else None
+        wrong: Any = value
+        if contradiction.wrong_name is not None:
+            wrong, value = contradiction.wrong_name, _NOT_GIVEN  # the key is shown anyway, and its value is right
+        near = nearest(wrong, contradiction.candidates) if contradiction.candidates else None
         return Explanation(contradiction.path, contradiction.message, near, value, True)
 
     def _blamed(self, contradiction: Contradiction) -> KeyPath:
@@ -135,6 +138,14 @@ class _Loading:
         return Problem(explanation.message, key, str(self.path), line, column, None, value, near)
 
     def _origin(self, key: KeyPath) -> Origin:
+        origin = self._origin_of_key(key)
+        if origin == "default" and len(key) == 3 and key[0] == "policies":
+            _, policy, setting = key
+            if setting not in SHIPPED.get(str(policy), {}):
+                return self._origin_of_key(("global_defaults", setting))
+        return origin
+
+    def _origin_of_key(self, key: KeyPath) -> Origin:
         if self.merged.variable_for(key) is not None:
             return "environment"
         here = self.document.data
@@ -158,7 +169,7 @@ def _validated(data: dict[Any, Any]) -> tuple[Settings | None, list[Explanation]
         try:
             return Settings.model_validate(data, context=contradictions), explanations, contradictions
         except ValidationError as invalid:
-            found = [explain(error) for error in invalid.errors(include_url=False)]
+            found = [_as_written(explain(error), data) for error in invalid.errors(include_url=False)]
         # What was set aside is missing now; that is no news.
         told = {explanation.path for explanation in explanations}
         explanations.extend(explanation for explanation in found if explanation.path not in told)
@@ -168,6 +179,18 @@ def _validated(data: dict[Any, Any]) -> tuple[Settings | None, list[Explanation]
         if remaining == data:
             return None, explanations, []
         data = remaining
+
+
+def _as_written(explanation: Explanation, data: Any) -> Explanation:
+    """Point at a value that stands for a list of one as it was written, not as an item of that list."""
+    path: list[str | int] = []
+    here = data
+    for part in explanation.path:
+        if isinstance(part, int) and here is not _NOT_GIVEN and not isinstance(here, list):
+            continue
+        path.append(part)
+        here = _value_at(here, (part,))
+    return explanation._replace(path=tuple(path))
 
 
 def _set_aside(data: Any, path: KeyPath) -> KeyPath:

@@ -7,9 +7,9 @@ same name, then from `global_defaults`, then from the defaults written here; nob
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -162,24 +162,3 @@ def _complete(name: str, own: Policy, common: Mapping[str, Any]) -> Policy:
 
 def _said(policy: Policy) -> dict[str, Any]:
     return {key: getattr(policy, key) for key in Policy.model_fields if key in policy.model_fields_set}
-
-
-class PolicyProblem(NamedTuple):
-    """Two keys of one policy that do not go together."""
-
-    key: str
-    other: str
-    message: str
-
-
-def policy_problems(policy: Policy) -> Iterator[PolicyProblem]:
-    """What cannot be within one complete policy."""
-    if policy.max_delay < policy.base_delay:
-        message = f"must be at least base_delay ({policy.base_delay:g}); raise it, or lower base_delay"
-        yield PolicyProblem("max_delay", "base_delay", message)
-    if policy.min_delay > policy.max_delay:
-        message = f"must be at most max_delay ({policy.max_delay:g}); lower it, or raise max_delay"
-        yield PolicyProblem("min_delay", "max_delay", message)
-    if policy.jitter_max < policy.jitter_min:
-        message = f"must be at least jitter_min ({policy.jitter_min:g}); raise it, or lower jitter_min"
-        yield PolicyProblem("jitter_max", "jitter_min", message)

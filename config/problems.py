@@ -22,7 +22,7 @@ _SECRET_KEY = re.compile(
 _UNKNOWN_SECRET_KEY = re.compile(r"key$|pass|pwd|pin$|sign", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
     r"-----BEGIN"  # PEM
-    r"|://[^/?#\s]*@"  # user and password in a URL
+    r"|:\S*@"  # user and password in a URL, even in one that is written wrongly
     r"|^(basic|bearer|digest|negotiate)\s"  # an Authorization header
     r"|^eyJ[\w-]+\.|^(sk|pk|rk|ghp|gho|xox[a-z]|AKIA|AIza)[_-]?\w{8,}"  # tokens of well-known providers
     r"|[?&](\w*key|\w*token|password|secret|signature|sig)=",  # a credential in a query

@@ -71,8 +71,9 @@ def _one_file_holds_both(given: Any) -> Any:
 
 
 class Upstream(Section):
-    """A service the application calls. It needs `hosts`, or a `route`; with a `route` it must be clear where to
-    send to: by `endpoints`, or by an entry of `hosts` without `*`."""
+    """A service the application calls. It needs `hosts`, or a `route`, or another upstream that falls back to it. With
+    a `route` or as a fallback it must be clear where to send to: by `endpoints`, or by an entry of `hosts` without
+    `*`."""
 
     hosts: tuple[HostEntryText, ...] = ()
     """Requests for these hosts belong to this upstream: `host`, `host:port` or `*.suffix`. Without a port
