@@ -1,82 +1,161 @@
 """The app's request body on its way to the upstream, kept for sending again while it is small enough.
 
-Law: bytes are read with `readany` (anything larger lifts the parser's watermark and with it the bound on
-memory), written, and drained before more are read. Up to `limit` bytes are kept; past that the current attempt
-goes on and only the possibility of another is lost. A broken body never looks complete to the upstream.
+Law: the parser feeds it, one upload at a time takes from it. Up to `limit` bytes are kept; past that the current
+attempt goes on and only the possibility of another is lost. No more than `HELD` bytes wait for the upstream: the
+app is not read from until they are fewer. A broken body never looks complete to the upstream.
 """
 
 from __future__ import annotations
 
-from aiohttp.streams import StreamReader
-from aiohttp.web_protocol import RequestPayloadError
+import asyncio
+from collections import deque
+from typing import Protocol
 
 from sidecar.failures import UploadBroken
+from sidecar.headers import trailer_lines
 from sidecar.upstream.connection import UpstreamConnection
 
+HELD = 262_144
+_READ_ON_BELOW = HELD // 2
 _SMALL_CHUNK = 16_384
+_MOST_PIECES = 1024
+
+
+class Source(Protocol):
+    """The connection that the body comes from."""
+
+    def regulate(self) -> None:
+        """Look at `held` again: read on, or not."""
 
 
 class RequestBody:
     """Created only when the request has a body."""
 
-    __slots__ = ("_kept", "_kept_bytes", "_limit", "_payload", "chunked", "finished", "replayable", "total")
+    __slots__ = (
+        "_chunks",
+        "_failure",
+        "_limit",
+        "_next",
+        "_source",
+        "_waiter",
+        "_waiting",
+        "chunked",
+        "finished",
+        "held",
+        "replayable",
+        "total",
+        "trailers",
+    )
 
-    def __init__(self, payload: StreamReader, *, chunked: bool, limit: int) -> None:
-        self._payload = payload
+    def __init__(self, source: Source, chunked: bool, limit: int) -> None:
+        self._source = source
         self._limit = limit
-        self._kept: list[bytes] = []
-        self._kept_bytes = 0
+        self._chunks: deque[bytes] = deque()
+        self._next = 0  # of `_chunks`, for the current attempt; earlier ones are kept for another
+        self._waiting = 0  # bytes the current attempt has not taken
+        self.held = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._failure: str | None = None
         self.chunked = chunked
         self.total = 0
         self.finished = False
+        """All of it has arrived."""
         self.replayable = True
+        self.trailers: list[tuple[bytes, bytes]] = []
+
+    # ---- the parser's side -----------------------------------------------------------------------------------
+
+    def feed(self, data: bytes) -> None:
+        size = len(data)
+        self.total += size
+        self._waiting += size
+        chunks = self._chunks
+        if len(chunks) > self._next and len(chunks[-1]) + size <= _SMALL_CHUNK:
+            chunks[-1] += data  # not taken yet: a drip of tiny chunks must not cost an object each
+        else:
+            chunks.append(data)
+            if self._next > _MOST_PIECES:
+                self._join_what_was_taken()
+        if self.replayable and self.total > self._limit:
+            self.replayable = False
+            for _ in range(self._next):
+                self._chunks.popleft()
+            self._next = 0
+        if self._waiting > HELD and not self.held:
+            self.held = True
+            self._source.regulate()
+        self._wake()
+
+    def _join_what_was_taken(self) -> None:
+        taken = b"".join([self._chunks.popleft() for _ in range(self._next)])
+        self._chunks.appendleft(taken)
+        self._next = 1
+
+    def finish(self) -> None:
+        self.finished = True
+        self._wake()
+
+    def fail(self, why: str) -> None:
+        """It will never be completed."""
+        self._failure = why
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # ---- the upload's side -----------------------------------------------------------------------------------
+
+    @property
+    def broken(self) -> bool:
+        return self._failure is not None
 
     def arrived_whole(self) -> bytes | None:
-        """The whole framed body if it is already here, which is the common case for small ones."""
-        if self.finished:
-            return b"".join(self._framed(data) for data in self._kept) + self._end() if self.replayable else None
-        payload = self._payload
-        if payload.exception() is not None or not payload.is_eof():
+        """The whole framed body if it is here, which is the common case for small ones."""
+        if not self.finished or not self.replayable:
             return None
-        data = payload.read_nowait(-1)
-        self._keep(data)
-        self.finished = True
-        return (self._framed(data) if data else b"") + self._end()
+        self._next = len(self._chunks)
+        self._waiting = 0
+        if self.chunked:
+            return b"".join([self._framed(data) for data in self._chunks]) + self._end()
+        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
     async def stream(self, connection: UpstreamConnection) -> None:
         """Send what was kept, then the rest as it comes. Raises UploadBroken if the app's body is."""
-        for data in self._kept:
-            self._write(connection, data)
-            await connection.drain()
-        while not self.finished:
-            try:
-                data = await self._payload.readany()
-            except RequestPayloadError as error:
-                raise UploadBroken("the request body is not valid: " + str(error).partition("\n")[0]) from error
-            if not data:
-                self.finished = True
+        self._next = 0
+        self._waiting = sum(map(len, self._chunks))
+        while True:
+            while self._next < len(self._chunks):
+                self._write(connection, self._take())
+                await connection.drain()
+            if self._failure is not None:
+                raise UploadBroken(self._failure)
+            if self.finished:
                 break
-            self._keep(data)
-            self._write(connection, data)
-            await connection.drain()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         connection.write(self._end(), last=True)
 
-    def _keep(self, data: bytes) -> None:
-        self.total += len(data)
-        if not self.replayable:
-            return
-        if self._kept_bytes + len(data) > self._limit:
-            self.replayable = False
-            self._kept.clear()
-            return
-        self._kept_bytes += len(data)
-        self._kept.append(data)
+    def _take(self) -> bytes:
+        if self.replayable:
+            data = self._chunks[self._next]
+            self._next += 1
+        else:
+            data = self._chunks.popleft()
+        self._waiting -= len(data)
+        if self.held and self._waiting < _READ_ON_BELOW:
+            self.held = False
+            self._source.regulate()
+        return data
 
     def _framed(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data
 
     def _end(self) -> bytes:
-        return b"0\r\n\r\n" if self.chunked else b""
+        if not self.chunked:
+            return b""
+        return b"0\r\n%b\r\n" % trailer_lines(self.trailers) if self.trailers else b"0\r\n\r\n"
 
     def _write(self, connection: UpstreamConnection, data: bytes) -> None:
         if self.chunked and len(data) > _SMALL_CHUNK:

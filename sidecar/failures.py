@@ -1,4 +1,4 @@
-"""The closed set of things that can go wrong, as two exceptions.
+"""The closed set of things that can go wrong, as exceptions.
 
 Law: every foreign exception (socket, TLS, DNS, parser) is translated into one of these exactly once, where it is
 first seen. `code` is a key of the error registry; the message is for a person and says what to do next.
@@ -35,6 +35,16 @@ class Refused(Exception):
 
 class Malformed(Refused):
     """The message cannot be understood safely: answered, and the connection closes."""
+
+
+class AnsweredHere(Exception):
+    """The request ends at this sidecar with an answer that is no error (R6: Max-Forwards is used up)."""
+
+    def __init__(self, lines: bytes, body: bytes, reason: str) -> None:
+        super().__init__(reason)
+        self.lines = lines
+        self.body = body
+        self.reason = reason
 
 
 class AttemptFailed(Exception):

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sidecar.failures import Malformed
-
 CRLF = b"\r\n"
 UPGRADE_LINES = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
 
@@ -30,10 +28,11 @@ UPGRADE_LINES = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
     TRACEPARENT,
     DATE,
     CONTENT_TYPE,
-) = range(14)
+    OVERRIDE,
+) = range(15)
 
 _REMEMBERED_NAMES = 2048
-_PLAIN_CONNECTION = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
+PLAIN_CONNECTION = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
 # Never acceptable behind the last chunk: they would change how the message is framed, routed or authorised.
 _NOT_IN_TRAILERS = frozenset(
     b"transfer-encoding content-length host connection te upgrade trailer content-encoding content-type "
@@ -44,13 +43,14 @@ _NOT_IN_TRAILERS = frozenset(
 class FieldKinds(dict[bytes, int]):
     """Raw field name → kind. Remembers names as written; emptied when full so a peer cannot grow it."""
 
-    def __init__(self, special: dict[bytes, int]) -> None:
+    def __init__(self, special: dict[bytes, int], ours: int) -> None:
         super().__init__()
         self._special = special
+        self._ours = ours  # the kind of `x-sidecar-*`
 
     def __missing__(self, name: bytes) -> int:
         lower = name.lower()
-        kind = DROP if lower.startswith(b"x-sidecar-") else self._special.get(lower, PASS)
+        kind = self._ours if lower.startswith(b"x-sidecar-") else self._special.get(lower, PASS)
         if len(self) >= _REMEMBERED_NAMES:
             self.clear()
         if len(name) <= 64:
@@ -63,7 +63,6 @@ REQUEST_KINDS = FieldKinds(
         b"proxy-connection": DROP,
         b"keep-alive": DROP,
         b"te": DROP,
-        b"trailer": DROP,  # the trailers of a chunked request are not forwarded, so they are not announced
         b"proxy-authorization": DROP,
         b"connection": CONNECTION,
         b"host": HOST,
@@ -75,7 +74,8 @@ REQUEST_KINDS = FieldKinds(
         b"max-forwards": MAX_FORWARDS,
         b"idempotency-key": IDEMPOTENCY_KEY,
         b"traceparent": TRACEPARENT,
-    }
+    },
+    ours=OVERRIDE,
 )
 RESPONSE_KINDS = FieldKinds(
     {
@@ -88,112 +88,61 @@ RESPONSE_KINDS = FieldKinds(
         b"upgrade": UPGRADE,
         b"date": DATE,
         b"content-type": CONTENT_TYPE,
-    }
+    },
+    ours=DROP,
 )
 
 
-class RequestFields:
-    """What one pass over a request's fields found."""
-
-    __slots__ = (
-        "content_length",
-        "expects_continue",
-        "host",
-        "keyed",
-        "lines",
-        "max_forwards",
-        "traceparent",
-        "transfer_encoding",
-        "upgrade",
-        "via",
-    )
-
-    def __init__(self, fields: Iterable[tuple[bytes, bytes]]) -> None:
-        self.lines: list[bytes] = []
-        self.host: bytes | None = None
-        self.content_length: int | None = None
-        self.transfer_encoding: bytes | None = None
-        self.upgrade: bytes | None = None
-        self.via: bytes | None = None
-        self.expects_continue = False
-        self.max_forwards: bytes | None = None
-        self.keyed = False
-        self.traceparent: bytes | None = None
-        named_by_connection: bytes | None = None
-        add = self.lines.append
-        kinds = REQUEST_KINDS
-        for field in fields:
-            kind = kinds[field[0]]
-            if kind == PASS:
-                add(b": ".join(field))
-            elif kind == HOST:
-                self.host = field[1]
-            elif kind == CONNECTION:
-                if field[1] not in _PLAIN_CONNECTION:
-                    named_by_connection = _joined(named_by_connection, field[1])
-            elif kind != DROP:
-                self._special(kind, field)
-        if named_by_connection is not None:
-            self.lines = without_named(self.lines, named_by_connection)
-
-    def _special(self, kind: int, field: tuple[bytes, bytes]) -> None:
-        value = field[1]
-        if kind == CONTENT_LENGTH:
-            self.content_length = int(value)  # digits only: llhttp has checked
-        elif kind == TRANSFER_ENCODING:
-            self.transfer_encoding = value
-        elif kind == UPGRADE:
-            self.upgrade = value
-        elif kind == MAX_FORWARDS:
-            self.max_forwards = value
-        else:
-            self.lines.append(b": ".join(field))
-            if kind == VIA:
-                self.via = _joined(self.via, value)
-            elif kind == EXPECT:
-                self.expects_continue = value.strip().lower() == b"100-continue"
-            elif kind == IDEMPOTENCY_KEY:
-                self.keyed = True
-            elif kind == TRACEPARENT:
-                self.traceparent = value
-
-
 class ResponseFields:
-    """What one pass over a response's fields found."""
+    """What was found in a response's fields, each classified when the parser hands it over."""
 
-    __slots__ = ("content_length", "dated", "event_stream", "lines", "transfer_encoding", "upgrade")
+    __slots__ = ("connection", "content_length", "dated", "event_stream", "lines", "transfer_encoding", "upgrade")
 
-    def __init__(self, fields: Iterable[tuple[bytes, bytes]]) -> None:
+    def __init__(self) -> None:
         self.lines: list[bytes] = []
+        self.connection: bytes | None = None
         self.content_length: int | None = None
         self.transfer_encoding: bytes | None = None
         self.upgrade: bytes | None = None
         self.event_stream = False
         self.dated = False
-        named_by_connection: bytes | None = None
-        add = self.lines.append
-        kinds = RESPONSE_KINDS
-        for field in fields:
-            kind = kinds[field[0]]
-            if kind == PASS:
-                add(b": ".join(field))
-            elif kind == CONTENT_LENGTH:
-                self.content_length = int(field[1])  # digits only: llhttp has checked
-            elif kind == CONTENT_TYPE:
-                add(b": ".join(field))
-                self.event_stream = field[1][:17].lower() == b"text/event-stream"
-            elif kind == DATE:
-                add(b": ".join(field))
-                self.dated = True
-            elif kind == CONNECTION:
-                if field[1] not in _PLAIN_CONNECTION:
-                    named_by_connection = _joined(named_by_connection, field[1])
-            elif kind == TRANSFER_ENCODING:
-                self.transfer_encoding = _joined(self.transfer_encoding, field[1])
-            elif kind == UPGRADE:
-                self.upgrade = field[1]
-        if named_by_connection is not None:
-            self.lines = without_named(self.lines, named_by_connection)
+
+    def special(self, kind: int, name: bytes, value: bytes) -> None:
+        """A field that means something to a proxy."""
+        if kind == CONTENT_LENGTH:
+            self.content_length = int(value)  # digits only: llhttp has checked
+        elif kind == CONTENT_TYPE:
+            self.lines.append(b"%b: %b" % (name, value))
+            self.event_stream = value[:17].lower() == b"text/event-stream"
+        elif kind == DATE:
+            self.lines.append(b"%b: %b" % (name, value))
+            self.dated = True
+        elif kind == CONNECTION:
+            if value not in PLAIN_CONNECTION:
+                self.connection = joined(self.connection, value)
+        elif kind == TRANSFER_ENCODING:
+            self.transfer_encoding = joined(self.transfer_encoding, value)
+        elif kind == UPGRADE:
+            self.upgrade = value
+
+    def finish(self) -> None:
+        """All fields are here: drop those that `Connection` names."""
+        if self.connection is not None:
+            self.lines = without_named(self.lines, self.connection)
+
+    def value(self, name: bytes) -> bytes | None:
+        """The first field of this lower-case name. For unusual moments: a scan."""
+        return value_of(self.lines, name)
+
+
+def value_of(lines: Sequence[bytes], name: bytes) -> bytes | None:
+    """The first field of this lower-case name among lines as they are sent."""
+    prefix = name + b":"
+    size = len(prefix)
+    for line in lines:
+        if line[:size].lower() == prefix:
+            return line[size:].strip(b" \t")
+    return None
 
 
 def without_named(lines: Sequence[bytes], connection: bytes) -> list[bytes]:
@@ -202,15 +151,14 @@ def without_named(lines: Sequence[bytes], connection: bytes) -> list[bytes]:
     return [line for line in lines if line.partition(b":")[0].lower() not in named]
 
 
-def _joined(before: bytes | None, value: bytes) -> bytes:
+def joined(before: bytes | None, value: bytes) -> bytes:
     return value if before is None else before + b", " + value
 
 
 def request_head(
-    method: bytes, target: bytes, host: bytes, fields: RequestFields, own_lines: bytes, framing: bytes
+    method: bytes, target: bytes, host: bytes, lines: Sequence[bytes], own_lines: bytes, framing: bytes
 ) -> bytes:
     """The head as sent upstream. `own_lines` and `framing` end with CRLF or are empty."""
-    lines = fields.lines
     passed = CRLF.join(lines) + CRLF if lines else b""
     return b"%b %b HTTP/1.1\r\nHost: %b\r\n%b%b%b\r\n" % (method, target, host, passed, own_lines, framing)
 
@@ -222,20 +170,3 @@ def trailer_lines(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
         for name, value in fields
         if name.lower() not in _NOT_IN_TRAILERS and RESPONSE_KINDS[name] == PASS
     )
-
-
-def check_request_codings(fields: RequestFields, *, http10: bool, chunked: bool) -> None:
-    """R10 beyond what llhttp refuses by itself."""
-    coding = fields.transfer_encoding
-    if coding is None:
-        return
-    if http10:
-        raise Malformed("MALFORMED_REQUEST", "an HTTP/1.0 request cannot have Transfer-Encoding", reason="framing")
-    if coding.strip().lower() != b"chunked":
-        if chunked:
-            raise Malformed(
-                "NOT_IMPLEMENTED",
-                f"transfer coding {coding.decode('latin-1')!r} is not supported; send the body as plain 'chunked'",
-                reason="transfer_coding",
-            )
-        raise Malformed("MALFORMED_REQUEST", "'chunked' must be the last transfer coding", reason="framing")

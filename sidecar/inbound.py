@@ -1,72 +1,93 @@
 """The listener: bytes of the app → exchanges → bytes to the app, on aiohttp's low-level server.
 
 Law: this is the only file that touches aiohttp's private parts (the contract test names each of them), and it
-decides nothing about requests. `start` awaits the exchange itself: no task and no request object per request.
-What aiohttp's parser leaves open is closed here: bad chunks in later segments, trailers that would leak into the
-next request, slow heads, connections that must end with a lingering close, takeover by a tunnel.
+decides nothing about requests. One exchange at a time per connection, in the order of their heads; it is started
+and resumed by the bytes themselves (`drive.py`), so a request costs no task. aiohttp's own parser is replaced by
+llhttp through httptools (`request.py`): it loses trailers into the next request and hangs on a bad chunk.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aiohttp.http_exceptions import BadHttpMessage, BadHttpMethod, HttpProcessingError, LineTooLong
-from aiohttp.http_parser import RawRequestMessage
-from aiohttp.streams import EMPTY_PAYLOAD
-from aiohttp.web_protocol import RequestHandler, RequestPayloadError, _ErrInfo
+import httptools
 from aiohttp.web_server import Server
 
 from sidecar import clock
 from sidecar.exchange import Exchange
+from sidecar.failures import Malformed
+from sidecar.request import Request, RequestReader, unparsable
 
 if TYPE_CHECKING:
     from sidecar.proxy import Proxy
     from sidecar.relay import AppSink
 
-# A chunked body that ends like this had no trailers; see `may_have_trailers`.
-_CLEAN_CHUNKED_END = b"\r\n0\r\n\r\n"
 _LINGER = 3.0
-# Only their difference matters: it tells a too long target (414) from a too long field (431).
-_LINE_LESS = 1
-MAX_FIELDS = 256
-_LINE_OVERHEAD = 32  # method, version and line ends, which do not count towards the limit
-_HEAD_TOO_LARGE = "the request head is too large"
+# A pipelined burst is parsed in pieces, and not further than this many requests ahead of the one being answered.
+_PIECE = 16_384
+_BODY_PIECE = 65_536
+_MOST_WAITING = 32
+_MOST_EARLY_BYTES = 65_536  # behind a CONNECT or Upgrade, before its tunnel begins
 
 
-class Downstream(RequestHandler):
+class Downstream(RequestReader):
     """One connection of the app."""
 
     __slots__ = (
-        "_head_bytes",
-        "_head_limit",
-        "_last_bytes",
-        "_payload_now",
+        "_deaf",
+        "_early",
+        "_exchange",
+        "_holding",
+        "_linger_until",
         "_resume_upstream",
+        "_running",
         "_sink",
+        "_switched",
+        "_unparsed",
         "head_since",
         "idle_since",
-        "lingering",
         "proxy",
     )
 
     def __init__(self, manager: Listener, **options: Any) -> None:
         super().__init__(manager, **options)
-        self.proxy = manager.proxy
-        self._last_bytes = b""
-        self._head_bytes = 0  # of a head that has not arrived whole
-        self._head_limit = manager.proxy.limits.head_bytes
-        self._payload_now: Any = None
+        self.proxy = proxy = manager.proxy
+        self._parser = None  # aiohttp's own
+        self.parser = httptools.HttpRequestParser(self)
+        self._arriving = None
+        self._body = None
+        self._body_again = None
+        self._last = None
+        self._head_bytes = 0
+        self._head_limit = proxy.limits.head_bytes
+        self._replay_limit = proxy.limits.replay_body_bytes
+        self._waiting = deque()
+        self._unparsed = b""
+        self._early = b""
+        self._switched = False  # what follows belongs to a tunnel
+        self._deaf = False  # what follows is thrown away
+        self._holding = False  # the app is not read from
+        self._running = False
+        self._exchange: Exchange | None = None
         self._sink: AppSink | None = None
         self._resume_upstream: Callable[[], None] | None = None
+        self._linger_until = 0.0
         self.idle_since = clock.monotonic()
         self.head_since = self.idle_since  # the first head is awaited from the start
-        self.lingering = False
 
     @property
     def busy(self) -> bool:
-        return self._waiter is None or self._waiter.done() or bool(self._messages)
+        return self._exchange is not None or bool(self._waiting)
+
+    @property
+    def lingering(self) -> bool:
+        return self._linger_until > 0.0
+
+    async def start(self) -> None:
+        """aiohttp makes a task of this for each connection. There is nothing for it to do."""
 
     # ---- bytes in --------------------------------------------------------------------------------------------
 
@@ -75,93 +96,160 @@ class Downstream(RequestHandler):
         if len(self.proxy.downstreams) > self.proxy.limits.connections:
             self._refuse_connection()
 
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._deaf = True
+        self._waiting.clear()
+        if self._exchange is not None:
+            self._exchange.cancel()
+
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        messages = self._messages
-        if self._head_bytes + len(data) > self._head_limit:
-            self._check_head_size(len(data))
-        if messages:
-            self.head_since = 0.0
-            self._head_bytes = 0
-            if type(messages[-1][0]) is _ErrInfo:
-                self._break_payloads()
-        elif self._waiter is not None and data:
+        if self._deaf:
+            return
+        if len(data) > _PIECE or self._unparsed or self._switched:
+            self._unparsed += data
+            self._parse_on()
+            return
+        self._parse(data)
+        if self._waiting:
+            if self._exchange is None:
+                self._run_waiting()
+            if self._waiting:
+                self.regulate()
+
+    def _parse_on(self) -> None:
+        """Take up what was received but not parsed, as far as it is wanted now."""
+        while self._unparsed and len(self._waiting) < _MOST_WAITING and not self._deaf:
+            if self._switched:
+                self._early += self._unparsed
+                self._unparsed = b""
+                break
+            # What looks like one request may be hundreds, so only a body is taken in large pieces.
+            size = _PIECE if self._body is None else _BODY_PIECE
+            piece, self._unparsed = self._unparsed[:size], self._unparsed[size:]
+            self._parse(piece)
+        if self._waiting and self._exchange is None:
+            self._run_waiting()
+        self.regulate()
+
+    def _parse(self, data: bytes) -> None:
+        if self._body is None:
             self._head_bytes += len(data)
-            if self.head_since == 0.0:
-                self.head_since = clock.monotonic()
-        # `data` is empty when aiohttp only wants buffered bytes parsed again.
-        if len(data) >= 7:
-            self._last_bytes = data[-7:]
-        elif data:
-            self._last_bytes = (self._last_bytes + data)[-7:]
-
-    def _check_head_size(self, received: int) -> None:
-        """aiohttp bounds each line and their number, not the head. So many bytes may also be bodies and several
-        requests, so heads that are here are measured; one that is not here yet is too large already."""
-        messages = self._messages
-        for place, (message, _) in enumerate(messages):
-            if isinstance(message, RawRequestMessage) and _head_size(message) > self._head_limit:
-                while len(messages) > place:
-                    messages.pop()
-                break
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as switch:
+            self._switch(data[switch.args[0] :])
+        except httptools.HttpParserError as error:
+            self._parse_failed(unparsable(error))
+        if self._arriving is not None:
+            self._head_goes_on()
         else:
-            if messages or self._waiter is None or self._head_bytes + received <= self._head_limit + _LINE_OVERHEAD:
-                return
-        error = BadHttpMessage(_HEAD_TOO_LARGE)
-        messages.append((_ErrInfo(status=400, exc=error, message=error.message), EMPTY_PAYLOAD))
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self.head_since = 0.0
 
-    def _break_payloads(self) -> None:
-        """After a parse error no body that is still open will ever be completed: say so, or its reader hangs."""
-        error = self._messages[-1][0]
-        for payload in (self._payload_now, *(payload for _, payload in self._messages)):
-            if payload is not None and not payload.is_eof() and payload.exception() is None:
-                payload.set_exception(RequestPayloadError(getattr(error, "message", "bad request body")))
+    def _head_goes_on(self) -> None:
+        """The beginning of a head is here."""
+        if self.head_since == 0.0:
+            self.head_since = clock.monotonic()
+        too_long = self.head_too_long()
+        if too_long is not None and not self._deaf:
+            self._parse_failed(too_long)
 
-    async def start(self) -> None:
-        """One request after the other until the connection ends."""
-        loop, proxy = self._loop, self.proxy
-        while not self._force_close:
-            if not self._messages:
-                self._waiter = loop.create_future()
-                try:
-                    await self._waiter
-                finally:
-                    self._waiter = None
-            message, payload = self._messages.popleft()
-            if self._parser is not None:
-                self._parser.message_consumed()
-            if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
-                self._resume_reading_if_drained()
-            if isinstance(message, _ErrInfo):
-                self._answer_unparsable(message)
-                await self._linger()
-                break
-            exchange = Exchange(proxy, self, message, payload, clock.monotonic())
-            self._payload_now = payload
-            await exchange.run()
-            self._payload_now = None
-            self.idle_since = exchange.record.ended
-            if exchange.taken_over:
-                return
-            if not exchange.keep_alive:
-                malformed = not exchange.record.outcome  # then nobody knows what else is on its way
-                unread = not (payload.is_eof() or exchange.expects_continue_unanswered)
-                if malformed or unread or self._messages:
-                    await self._linger()
-                break
-            if self._paused:
-                # The app does not read its answers: no further request of its own until it does.
-                await self._drain_helper()
-        if self.transport is not None and not self._force_close:
-            self._close = True
-            self.transport.close()
+    def _parse_failed(self, error: Malformed) -> None:
+        """Nothing behind this is looked at. An open body will never be complete: its upload hears of it."""
+        self._deaf = True
+        if self._body is not None:
+            self._body.fail(f"the request body is not valid: {error.message}")
+        elif self._last is None or self._last.keep_alive:  # else what follows the last one is no request at all
+            refused = Request()
+            refused.error = error
+            refused.keep_alive = False
+            self._waiting.append(refused)
 
-    def may_have_trailers(self) -> bool:
-        """aiohttp's parser hands the last trailer of a chunked request to the *next* request as a header, so such
-        a connection ends. What has arrived behind the request already tells nothing about how that one ended."""
-        return bool(self._messages) or self._last_bytes != _CLEAN_CHUNKED_END
+    def _switch(self, tail: bytes) -> None:
+        """llhttp stops behind a CONNECT and behind every Upgrade, as if no body could follow."""
+        request = self._last
+        assert request is not None
+        if request.switches or request.method == "CONNECT":
+            request.switches = self._switched = True
+            self._early = tail
+            return
+        if request.body is not None:
+            self.read_body_behind(request)
+        if tail:
+            self._parse(tail)
+
+    def regulate(self) -> None:
+        """Read from the app only while what has been read is being used up."""
+        body = self._body
+        hold = (
+            bool(self._unparsed)
+            or len(self._waiting) >= _MOST_WAITING
+            or len(self._early) > _MOST_EARLY_BYTES
+            or (body is not None and body.held)
+        )
+        if hold != self._holding:
+            self._holding = hold
+            if hold:
+                self._pause_transport_reading()
+            else:
+                self._resume_transport_reading()
+
+    # ---- one exchange after the other ------------------------------------------------------------------------
+
+    def _run_waiting(self) -> None:
+        """Start the next exchange; go on here, not deeper, when it has ended already."""
+        proxy = self.proxy
+        waiting = self._waiting
+        self._running = True
+        while waiting and self._exchange is None and not self._paused and self.transport is not None:
+            self._exchange = exchange = Exchange(proxy, self, waiting.popleft(), clock.monotonic())
+            exchange.start(exchange.run(), self._exchange_ended)
+        self._running = False
+
+    def _run_on(self) -> None:
+        self._run_waiting()
+        if self._unparsed:
+            self._parse_on()
+        else:
+            self.regulate()
+
+    def _exchange_ended(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        assert exchange is not None
+        self.idle_since = exchange.record.ended
+        if exchange.taken_over:
+            return
+        if not exchange.keep_alive:
+            self._end(exchange)
+            return
+        if self.head_since:
+            self.head_since = self.idle_since  # a pipelined head: its time begins now
+        if (self._waiting or self._unparsed) and not self._running:
+            # From the loop, so that a long pipeline does not grow the stack.
+            self._loop.call_soon(self._run_on)
+
+    def _end(self, exchange: Exchange) -> None:
+        """The last answer of this connection has been written."""
+        transport = self.transport
+        if transport is None:
+            return
+        self._deaf = True
+        malformed = not exchange.record.outcome  # then nobody knows what else is on its way
+        unread = exchange.has_unread_body and not exchange.expects_continue_unanswered
+        if malformed or unread or self._waiting or self._unparsed:
+            self._linger(transport)
+        else:
+            transport.close()
+        self._waiting.clear()
+
+    def _linger(self, transport: asyncio.Transport) -> None:
+        """Close in both directions, but read on for a moment: closing over unread bytes would reset the
+        connection and could destroy the answer on its way."""
+        self._linger_until = clock.monotonic() + _LINGER
+        self._unparsed = b""
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._resume_transport_reading()
 
     # ---- bytes out -------------------------------------------------------------------------------------------
 
@@ -180,23 +268,20 @@ class Downstream(RequestHandler):
             self._sink.full = True
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        self._paused = False
         if self._sink is not None and self._resume_upstream is not None:
             self._sink.full = False
             self._resume_upstream()
+        elif self._exchange is None and self._waiting:
+            self._run_on()  # the app reads its answers again: it may have further ones
 
     # ---- refusing --------------------------------------------------------------------------------------------
-
-    def _answer_unparsable(self, error: _ErrInfo) -> None:
-        code, reason, message = _unparsable(error.exc, self.max_line_size)
-        self.answer_at_once(code, reason, message)
 
     def answer_at_once(
         self, code: str, reason: str, message: str, *, status: int | None = None, retry_after: int | None = None
     ) -> None:
         """An error for what never became an exchange; the connection ends after it."""
         proxy = self.proxy
-        self.keep_alive(False)
         proxy.metrics.malformed(reason)
         if self.transport is None:
             return
@@ -217,24 +302,29 @@ class Downstream(RequestHandler):
         self.answer_at_once(
             "OVERLOADED", "connections", f"{limit} connections are open already (limits.connections)", retry_after=1
         )
-        self._close = True
-        if self._task_handler is not None:
-            self._task_handler.cancel()
+        self._deaf = True
         if self.transport is not None:
             self.transport.close()
 
     def check(self, now: float) -> None:
         """Cut off slow heads, idle connections and apps that never read."""
         limits = self.proxy.limits
-        if self.busy or self.lingering:
+        if self.lingering:
+            if now > self._linger_until:
+                self.cut_off()
+        elif self._exchange is not None:
             return
-        if self.head_since and now - self.head_since > limits.head_timeout:
+        elif self._paused:
+            if now - self.idle_since > limits.keepalive_timeout:
+                self.cut_off()  # its answers lie here unread
+        elif self.head_since and now - self.head_since > limits.head_timeout:
             self.answer_at_once(
                 "MALFORMED_REQUEST",
                 "head_timeout",
                 f"the request head did not arrive within {limits.head_timeout:g} s (limits.head_timeout)",
                 status=408,
             )
+            self._deaf = True
             self.force_close()
         elif now - self.idle_since > limits.keepalive_timeout:
             self.force_close()
@@ -244,35 +334,20 @@ class Downstream(RequestHandler):
         if self.transport is not None:
             self.transport.abort()
 
-    async def _linger(self) -> None:
-        """Close in both directions, but read on for a moment: closing over unread bytes would reset the
-        connection and could destroy the answer on its way."""
-        transport = self.transport
-        if transport is None:
-            return
-        self.lingering = True
-        self._close = True  # from here on `data_received` throws everything away
-        if transport.can_write_eof():
-            transport.write_eof()
-        self._resume_transport_reading()
-        await clock.sleep(_LINGER)  # ends early, by cancellation, when the app closes its side
-
     # ---- takeover --------------------------------------------------------------------------------------------
 
     def hand_over(self) -> tuple[asyncio.Transport, bytes]:
         """Give the transport to a tunnel, with the bytes that arrived behind the head. Reading is paused."""
-        transport, tail = self.transport, self._message_tail
+        transport, tail = self.transport, self._early
         if transport is None or self._manager is None:
             raise asyncio.CancelledError  # the app is gone
         self._pause_transport_reading()
-        self._message_tail = b""
-        if self._keepalive_handle is not None:
-            self._keepalive_handle.cancel()
-            self._keepalive_handle = None
+        self._early = b""
+        self._deaf = True
+        self._holding = True
         self._manager.connection_lost(self, None)
         self._force_close = True
         self.transport = None
-        self._parser = None
         return transport, tail
 
 
@@ -283,15 +358,10 @@ class Listener(Server):
         super().__init__(_never_called, handler_cancellation=True, loop=proxy.loop)
         self.proxy = proxy
         proxy.downstreams = self._connections
-        head_bytes = proxy.limits.head_bytes
         self._options: dict[str, Any] = {
             "loop": proxy.loop,
             "keepalive_timeout": 0,  # one coarse tick watches all connections instead of a timer each
             "access_log": None,
-            "auto_decompress": False,
-            "max_line_size": head_bytes - _LINE_LESS,
-            "max_field_size": head_bytes,
-            "max_headers": MAX_FIELDS,
         }
         proxy.ticker.every(0.5, self._check_connections)
 
@@ -304,27 +374,5 @@ class Listener(Server):
                 connection.check(now)
 
 
-def _head_size(message: RawRequestMessage) -> int:
-    return len(message.path) + sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
-
-
 async def _never_called(request: object) -> Any:
-    raise AssertionError("connections run their own loop")
-
-
-def _unparsable(error: BaseException, max_line_size: int) -> tuple[str, str, str]:
-    """aiohttp's parse errors → code, reason word, sentence."""
-    told = error.message.partition("\n")[0].rstrip(":") if isinstance(error, HttpProcessingError) else str(error)
-    if isinstance(error, LineTooLong):
-        if str(max_line_size) in map(str, error.args):
-            return "TARGET_TOO_LONG", "target_too_long", f"the request target is longer than {max_line_size} bytes"
-        return "HEADERS_TOO_LARGE", "head_too_large", "a header field is too large (limits.head_bytes)"
-    if told == _HEAD_TOO_LARGE:
-        return "HEADERS_TOO_LARGE", "head_too_large", "the request head is too large (limits.head_bytes)"
-    if "Too many headers" in told:
-        return "HEADERS_TOO_LARGE", "head_too_large", f"more than {MAX_FIELDS} header fields"
-    if isinstance(error, BadHttpMethod):
-        return "NOT_IMPLEMENTED", "method", "the request method is not one this proxy understands"
-    if "HTTP version" in told or "HTTP version" in str(error) or "PRI/Upgrade" in told:
-        return "VERSION_NOT_SUPPORTED", "version", "only HTTP/1.1 and HTTP/1.0 are understood"
-    return "MALFORMED_REQUEST", "syntax", f"the request is not valid HTTP: {told[:200]}"
+    raise AssertionError("exchanges are driven by the bytes of their connections")

@@ -8,104 +8,118 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiohttp import HttpVersion10
-from aiohttp.http_parser import RawRequestMessage
-
-from sidecar.failures import Malformed, Refused
-from sidecar.headers import RequestFields, check_request_codings
+from sidecar.failures import AnsweredHere, Malformed, Refused
 from sidecar.routing import no_route, origin_path, split_absolute
 from sidecar.upstream.endpoints import Destination, Directory
 
 if TYPE_CHECKING:
     from sidecar.proxy import Proxy
+    from sidecar.request import Request
+
+_SECRET_FIELDS = frozenset({b"authorization", b"cookie", b"x-api-key", b"idempotency-key"})
 
 
-def find_destination(
-    message: RawRequestMessage, fields: RequestFields, proxy: Proxy, http10: bool
-) -> tuple[Destination, bytes]:
+def find_destination(request: Request, proxy: Proxy) -> tuple[Destination, bytes]:
     """The destination, and the target to ask it for."""
-    if http10 and message.version != HttpVersion10:
-        raise _other_version(message)
-    if fields.transfer_encoding is not None:
-        check_request_codings(fields, http10=http10, chunked=message.chunked)
-    if fields.upgrade is not None:
-        _check_upgrade(message, fields)
-    by_host = _by_host_field(fields, proxy.directory, http10)
-    path = message.path
-    if path.startswith("/") or path == "*":
-        if "#" in path:
+    if request.error is not None:
+        raise request.error
+    if request.transfer_encoding is not None:
+        _check_codings(request.transfer_encoding, http10=request.http10)
+    if request.upgrade is not None:
+        _check_upgrade(request)
+    by_host = _by_host_field(request, proxy.directory)
+    path = request.target
+    if path.startswith(b"/") or path == b"*":
+        if b"#" in path:
             raise Malformed("MALFORMED_REQUEST", "a request target cannot carry a fragment", reason="target")
+        if path == b"*" and request.method != "OPTIONS":
+            raise Malformed("MALFORMED_REQUEST", "`*` can only be asked about with OPTIONS", reason="target")
         if by_host is not None:
             destination = by_host
         else:
             routed = proxy.directory.by_route(path)
             if routed is None:
-                raise no_route((fields.host or b"").decode("latin-1"))
+                raise no_route((request.host or b"").decode("latin-1"))
             destination, rest = routed
-            if not rest.startswith("/") and path != "*":
-                rest = origin_path(rest, message.method)
+            if not rest.startswith(b"/") and path != b"*":
+                rest = origin_path(rest, request.method)
             path = rest
     else:
         scheme, authority, rest = split_absolute(path)
         destination = proxy.directory.forward(scheme, authority)
-        path = origin_path(rest, message.method)
-    if fields.via is not None and proxy.pseudonym in fields.via:
+        path = origin_path(rest, request.method)
+    if request.via is not None and proxy.pseudonym in request.via:
         raise Refused("LOOP_DETECTED", "this request has already passed through this sidecar", reason="loop")
-    if fields.max_forwards is not None:
-        _count_forwards(fields, message.method)
-    return destination, path.encode("utf-8", "surrogateescape")
+    if request.max_forwards is not None:
+        _count_forwards(request)
+    return destination, path
 
 
-def check_connect(message: RawRequestMessage, fields: RequestFields, proxy: Proxy, http10: bool) -> None:
+def check_connect(request: Request, proxy: Proxy) -> None:
     """The same for CONNECT, whose target is looked at elsewhere: bytes behind its head belong to the tunnel, so a
     body would be read as one thing by us and as another by whoever sent it."""
-    if http10 and message.version != HttpVersion10:
-        raise _other_version(message)
-    if fields.content_length or fields.transfer_encoding is not None:
+    if request.error is not None:
+        raise request.error
+    if request.content_length or request.transfer_encoding is not None:
         raise Malformed("MALFORMED_REQUEST", "a CONNECT request cannot have a body", reason="framing")
-    _by_host_field(fields, proxy.directory, http10)
+    _by_host_field(request, proxy.directory)
 
 
-def _other_version(message: RawRequestMessage) -> Malformed:
-    return Malformed(
-        "VERSION_NOT_SUPPORTED",
-        f"HTTP/{message.version.major}.{message.version.minor} is not supported; use HTTP/1.1",
-        reason="version",
+def _check_codings(coding: bytes, *, http10: bool) -> None:
+    """R10 beyond what llhttp refuses by itself."""
+    if http10:
+        raise Malformed("MALFORMED_REQUEST", "an HTTP/1.0 request cannot have Transfer-Encoding", reason="framing")
+    codings = [word.strip() for word in coding.lower().split(b",")]
+    if codings == [b"chunked"]:
+        return
+    if codings[-1] != b"chunked" or b"chunked" in codings[:-1]:
+        raise Malformed("MALFORMED_REQUEST", "'chunked' must be the last transfer coding", reason="framing")
+    raise Malformed(
+        "NOT_IMPLEMENTED",
+        f"transfer coding {coding.decode('latin-1')!r} is not supported; send the body as plain 'chunked'",
+        reason="transfer_coding",
     )
 
 
-def _by_host_field(fields: RequestFields, directory: Directory, http10: bool) -> Destination | None:
+def _by_host_field(request: Request, directory: Directory) -> Destination | None:
     """Host must be there (HTTP/1.1) and well formed even where the target makes it irrelevant (R5, R12)."""
-    if fields.host is not None:
-        return directory.by_host(fields.host)
-    if http10:
+    if request.host is not None:
+        return directory.by_host(request.host)
+    if request.http10:
         return None
     raise Malformed("MALFORMED_REQUEST", "an HTTP/1.1 request needs a Host field", reason="host")
 
 
-def _check_upgrade(message: RawRequestMessage, fields: RequestFields) -> None:
+def _check_upgrade(request: Request) -> None:
     """Only WebSocket is switched to; any other Upgrade is not passed on and the request goes as an ordinary one."""
-    if not message.upgrade or fields.upgrade is None or fields.upgrade.lower() != b"websocket":
-        fields.upgrade = None
-    elif fields.content_length or fields.transfer_encoding is not None:
+    if not request.switches:
+        request.upgrade = None
+    elif request.content_length or request.transfer_encoding is not None:
         raise Malformed("MALFORMED_REQUEST", "an Upgrade request cannot have a body", reason="upgrade_body")
 
 
-def _count_forwards(fields: RequestFields, method: str) -> None:
+def _count_forwards(request: Request) -> None:
     """R6. At zero we are the final recipient."""
-    value = fields.max_forwards
+    value = request.max_forwards
     assert value is not None
-    if method not in ("TRACE", "OPTIONS"):
-        fields.lines.append(b"Max-Forwards: " + value)
+    if request.method not in ("TRACE", "OPTIONS"):
+        request.lines.append(b"Max-Forwards: " + value)
         return
     if not value.isdigit() or len(value) > 10:
         raise Malformed("MALFORMED_REQUEST", "Max-Forwards is not a number", reason="max_forwards")
     hops = int(value)
     if hops == 0:
-        raise Refused(
-            "NO_ROUTE",
-            "Max-Forwards is 0, so the request ends at this sidecar and is not forwarded",
-            reason="max_forwards",
-            status=200,
+        raise _final_recipient(request)
+    request.lines.append(b"Max-Forwards: %d" % (hops - 1))
+
+
+def _final_recipient(request: Request) -> AnsweredHere:
+    """RFC 9110: OPTIONS is told what the proxy can do, TRACE gets its request back without what is secret."""
+    if request.method == "OPTIONS":
+        return AnsweredHere(
+            b"Allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, TRACE, CONNECT\r\n", b"", "max_forwards"
         )
-    fields.lines.append(b"Max-Forwards: %d" % (hops - 1))
+    shown = [line for line in request.lines if line.partition(b":")[0].lower() not in _SECRET_FIELDS]
+    host = b"Host: " + (request.host or b"")
+    body = b"\r\n".join([b"TRACE %b HTTP/1.1" % request.target, host, *shown, b"Max-Forwards: 0", b"", b""])
+    return AnsweredHere(b"Content-Type: message/http\r\n", body, "max_forwards")

@@ -10,58 +10,45 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from sidecar import clock, relay
+from sidecar.drive import Driven
 from sidecar.policy.resend import may_resend
 
 if TYPE_CHECKING:
-    from aiohttp.http_parser import RawRequestMessage
-    from aiohttp.streams import StreamReader
-
-    from sidecar.body import RequestBody
-    from sidecar.failures import AttemptFailed, Malformed, Refused, UploadBroken
-    from sidecar.headers import RequestFields
+    from sidecar.failures import AnsweredHere, AttemptFailed, Malformed, Refused, UploadBroken
     from sidecar.inbound import Downstream
     from sidecar.proxy import Proxy
+    from sidecar.request import Request
     from sidecar.upstream.endpoints import UpstreamState
     from telemetry.record import Session
 
 
-class OwnAnswers:
+class OwnAnswers(Driven):
     """The part of an exchange that speaks for the sidecar itself."""
 
     __slots__ = (
         "_answered",
-        "_body",
         "_client",
-        "_fields",
-        "_message",
-        "_payload",
         "_proxy",
+        "_request",
         "_upstream",
-        "http10",
         "keep_alive",
         "record",
     )
 
     _answered: bool
-    _body: RequestBody | None
     _client: Downstream
-    _fields: RequestFields
-    _message: RawRequestMessage
-    _payload: StreamReader
     _proxy: Proxy
+    _request: Request
     _upstream: UpstreamState | None
-    http10: bool
     keep_alive: bool
     record: Session
 
     def _must_close(self) -> bool:
         """Decided when answering, not on arrival."""
-        if self.keep_alive and (
-            self._proxy.draining
-            or (self._body is not None and not self._body.finished)
-            or (self._message.chunked and self._client.may_have_trailers())
-        ):
-            self.keep_alive = False
+        if self.keep_alive:
+            body = self._request.body
+            if self._proxy.draining or (body is not None and not body.finished):
+                self.keep_alive = False
         return not self.keep_alive
 
     def _answer_malformed(self, malformed: Malformed) -> None:
@@ -83,10 +70,24 @@ class OwnAnswers:
             retry_after=refused.retry_after,
         )
 
+    def _answer_here(self, here: AnsweredHere) -> None:
+        record = self.record
+        record.outcome, record.status = "denied", 200
+        self._proxy.metrics.denied(here.reason)
+        transport = self._client.transport
+        if transport is None:
+            return
+        close = b"Connection: close\r\n" if self._must_close() else b""
+        self._answered = True
+        transport.write(
+            b"HTTP/1.1 200 OK\r\n%b%b%bContent-Length: %d\r\n%b\r\n%b"
+            % (here.lines, relay.sidecar_lines(record, b""), self._proxy.date_line, len(here.body), close, here.body)
+        )
+
     def _answer_failed(self, failed: AttemptFailed) -> None:
         record = self.record
         record.code, record.message = failed.code, failed.message
-        resendable = may_resend(failed.phase, self._message.method, keyed=self._fields.keyed)
+        resendable = may_resend(failed.phase, self._request.method, keyed=self._request.idempotency_key is not None)
         record.outcome = "exhausted" if resendable else "not_retryable"
         self._write_error(failed.code, failed.message, {})
 
@@ -104,7 +105,7 @@ class OwnAnswers:
         self._proxy.metrics.internal_error("exchange")
         self._proxy.log.exception("an exchange failed inside the sidecar", error, session_id=self._session_id())
         if self._answered and self._client.transport is not None:
-            relay.cut_off(self._client.transport, reset=self.http10)
+            relay.cut_off(self._client.transport, reset=self._request.http10)
         else:
             self._write_error("SIDECAR_INTERNAL", "the sidecar failed on this request; its log says why", {})
 
@@ -120,31 +121,24 @@ class OwnAnswers:
         client, record = self._client, self.record
         if client.transport is None:
             return
-        if not self._payload.is_eof():
-            self.keep_alive = False  # the rest of a body nobody reads must not be taken for the next request
         close = self._must_close()
         self._answered = True
         shown = {"upstream": record.upstream, "attempts": len(record.attempts), "outcome": record.outcome or None}
         lines = b""
         if record.outcome:
-            lines = relay.sidecar_lines(
-                record.session_id,
-                len(record.attempts),
-                record.outcome,
-                self._upstream.answer_lines if self._upstream is not None else b"",
-            )
+            lines = relay.sidecar_lines(record, self._upstream.answer_lines if self._upstream is not None else b"")
         record.status, answer = self._proxy.answers.error(
             code,
             message,
             request_id=self._session_id(),
             wall=self._proxy.wall(clock.monotonic()),
             details={**shown, "dlq_id": None, **details},
-            trace_id=_trace_id(self._fields.traceparent),
+            trace_id=_trace_id(self._request.traceparent),
             status=status,
             retry_after=retry_after,
             lines=lines,
             close=close,
-            without_body=self._message.method == "HEAD",
+            without_body=self._request.method == "HEAD",
         )
         client.transport.write(answer)
 

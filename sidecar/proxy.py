@@ -36,10 +36,11 @@ class Proxy:
         self.ticker = Ticker(loop)
         self.egress = Egress(settings)
         self.dialler = Dialler(loop, Resolver(lookup), self.egress)
-        self.directory = Directory(Wiring(loop, self.ticker, self.dialler, settings), self.egress)
-        self.answers = Answers("")
         self.pseudonym = f"sidecar-{clock.unguessable(8)}".encode()
         self.via_line = b"Via: 1.1 %b\r\n" % self.pseudonym
+        wiring = Wiring(loop, self.ticker, self.dialler, settings, self.via_line)
+        self.directory = Directory(wiring, self.egress)
+        self.answers = Answers("")
         self.draining = False
         self.downstreams: Collection[object] = ()  # the listener's connections, once there is one
         self.tunnels: set[Tunnel] = set()

@@ -18,16 +18,18 @@ from sidecar.upstream.connection import UpstreamConnection
 if TYPE_CHECKING:
     import asyncio
 
+    from telemetry.record import Session
+
 _SMALL_CHUNK = 16_384
 
 
-def sidecar_lines(session_id: bytes, attempts: int, outcome: str, upstream_line: bytes) -> bytes:
-    """The `x-sidecar-*` fields of an answer."""
+def sidecar_lines(record: Session, upstream_lines: bytes) -> bytes:
+    """The `x-sidecar-*` fields of an answer. `upstream_lines` are prepared once per upstream."""
     return b"x-sidecar-session: %b\r\nx-sidecar-attempts: %d\r\nx-sidecar-outcome: %b\r\n%b" % (
-        session_id,
-        attempts,
-        outcome.encode(),
-        upstream_line,
+        record.session_id,
+        len(record.attempts),
+        record.outcome.encode(),
+        upstream_lines,
     )
 
 
@@ -55,9 +57,9 @@ def framing_of(connection: UpstreamConnection, *, head_request: bool, http10: bo
     return b"Transfer-Encoding: chunked\r\n", True
 
 
-def interim(status: int, reason: bytes, fields: list[tuple[bytes, bytes]], via_line: bytes) -> bytes:
+def interim(status: int, reason: bytes, fields: ResponseFields, via_line: bytes) -> bytes:
     """A 1xx answer, forwarded (R4)."""
-    lines = ResponseFields(fields).lines
+    lines = fields.lines
     passed = CRLF.join(lines) + CRLF if lines else b""
     return b"%b%b%b\r\n" % (status_line(status, reason), passed, via_line)
 

@@ -76,36 +76,36 @@ def _bad_authority(text: str, what: str) -> Malformed:
     return Malformed("MALFORMED_REQUEST", f"{text[:100]!r} is not a valid {what} (host or host:port)", reason="target")
 
 
-def split_absolute(target: str) -> tuple[str, str, str]:
+def split_absolute(target: bytes) -> tuple[str, bytes, bytes]:
     """`http://host/path?query` → scheme, authority, the rest untouched (possibly empty)."""
-    if target.startswith("http://"):  # the usual spelling, at a third of the cost
-        end = target.find("/", 7)
+    if target.startswith(b"http://"):  # the usual spelling, at a third of the cost
+        end = target.find(b"/", 7)
         authority = target[7:end]
-        if end > 0 and "?" not in authority and "#" not in authority:
+        if end > 0 and b"?" not in authority and b"#" not in authority:
             return "http", authority, target[end:]
-    scheme, separator, rest = target.partition("://")
-    scheme = scheme.lower()
+    written, separator, rest = target.partition(b"://")
+    scheme = written.decode("latin-1").lower()
     if not separator or scheme not in DEFAULT_PORTS:
         raise Malformed(
             "MALFORMED_REQUEST",
-            f"{target[:100]!r} is not a request target this proxy understands (http:// or https://)",
+            f"{target[:100].decode('latin-1')!r} is not a request target this proxy understands (http:// or https://)",
             reason="target",
         )
     end = len(rest)
-    for mark in "/?#":
+    for mark in (b"/", b"?", b"#"):
         found = rest.find(mark, 0, end)
         if found >= 0:
             end = found
     return scheme, rest[:end], rest[end:]
 
 
-def origin_path(rest: str, method: str) -> str:
+def origin_path(rest: bytes, method: str) -> bytes:
     """What to ask the upstream for: an empty path becomes `/`, or `*` for OPTIONS (R6, R7)."""
-    if "#" in rest:
+    if b"#" in rest:
         raise Malformed("MALFORMED_REQUEST", "a request target cannot carry a fragment", reason="target")
     if not rest:
-        return "*" if method == "OPTIONS" else "/"
-    return rest if rest.startswith("/") else "/" + rest
+        return b"*" if method == "OPTIONS" else b"/"
+    return rest if rest.startswith(b"/") else b"/" + rest
 
 
 class Router:
@@ -114,7 +114,7 @@ class Router:
     def __init__(self, settings: Settings) -> None:
         self._exact: dict[Authority, str] = {}
         self._suffixes: list[tuple[str, int, str]] = []
-        self._routes: dict[str, list[tuple[str, str]]] = {}
+        self._routes: dict[bytes, list[tuple[bytes, str]]] = {}
         for name, upstream in settings.upstreams.items():
             for entry in upstream.hosts:
                 if entry.startswith("*."):
@@ -123,8 +123,8 @@ class Router:
                 else:
                     self._exact[parse_authority(entry, what="host")] = name
             if upstream.route is not None:
-                first = upstream.route.split("/", 2)[1]
-                self._routes.setdefault(first, []).append((upstream.route, name))
+                route = upstream.route.encode("ascii")
+                self._routes.setdefault(route.split(b"/", 2)[1], []).append((route, name))
         # Most specific first: longer suffixes, then those that name a port; longer routes.
         self._suffixes.sort(key=lambda entry: (-len(entry[0]), -entry[1]))
         for routes in self._routes.values():
@@ -140,18 +140,19 @@ class Router:
                 return candidate
         return None
 
-    def by_path(self, path: str) -> tuple[str, str] | None:
+    def by_path(self, path: bytes) -> tuple[str, bytes] | None:
         """The upstream whose route is the longest prefix ending at a segment border, and the rest of the path."""
-        end = path.find("/", 1)
+        end = path.find(b"/", 1)
         first = path[1:end] if end > 0 else path[1:]
-        if "?" in first:
-            first = first.partition("?")[0]
+        if b"?" in first:
+            first = first.partition(b"?")[0]
         for route, name in self._routes.get(first, ()):
-            rest = path[len(route) :]
-            if path.startswith(route) and (not rest or rest[0] in "/?"):
-                return name, rest
-        for route, name in self._routes.get("", ()):
-            if route == "/":
+            if path.startswith(route):
+                rest = path[len(route) :]
+                if not rest or rest[:1] in b"/?":
+                    return name, rest
+        for route, name in self._routes.get(b"", ()):
+            if route == b"/":
                 return name, path
         return None
 

@@ -108,8 +108,8 @@ FRAMING: Table = {
         "POST /u HTTP/1.1\r\nHost: s\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     ),
     "gzip and chunked on two lines": (
-        400,
-        "MALFORMED_REQUEST",
+        501,
+        "NOT_IMPLEMENTED",
         "POST /u HTTP/1.1\r\nHost: s\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     ),
     "http/1.0 with transfer-encoding": (

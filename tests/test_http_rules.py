@@ -220,8 +220,14 @@ async def test_r6_max_forwards_counts_down_on_trace_and_options(connect, method:
 @pytest.mark.parametrize("method", ["TRACE", "OPTIONS"])
 async def test_r6_at_zero_forwards_the_sidecar_answers_itself(connect, method: str) -> None:
     app, upstream, _ = await connect()
-    reply = await app.ask(f"{method} /u HTTP/1.1\r\nHost: s\r\nMax-Forwards: 0\r\n\r\n")
+    fields = "Host: s\r\nX-A: 1\r\nAuthorization: secret\r\n"
+    reply = await app.ask(f"{method} /u HTTP/1.1\r\n{fields}Max-Forwards: 0\r\n\r\n")
     assert (200, []) == (reply.status, upstream.requests)
+    if method == "TRACE":
+        assert b"TRACE /u HTTP/1.1\r\nHost: s\r\nX-A: 1\r\nMax-Forwards: 0\r\n\r\n" == reply.body
+        assert "message/http" == reply.get("Content-Type")
+    else:
+        assert "OPTIONS" in str(reply.get("Allow"))
     assert 200 == (await app.ask("GET /u HTTP/1.1\r\nHost: s\r\n\r\n")).status, "the connection goes on"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,11 +138,12 @@ async def test_frames_that_come_with_the_101_are_not_lost_however_many(tunnellin
 async def test_a_connection_holds_what_comes_between_the_101_and_its_tunnel() -> None:
     loop = asyncio.get_running_loop()
     connection = UpstreamConnection(loop, Ticker(loop), head_limit=65_536, buffer_limit=65_536, body_idle=60)
-    switched = connection.begin(bodyless=False, deadline=loop.time() + 10)
+    woken: list[bool] = []
+    owner = SimpleNamespace(wake=lambda: woken.append(connection.switched))
+    connection.begin(owner, bodyless=False, deadline=loop.time() + 10)
     for arrived in (SWITCHED + b"with it, ", b"behind it, ", b"later"):
         connection.data_received(arrived)
-    await switched
-    assert (True, b"with it, behind it, later") == (connection.switched, connection.tail)
+    assert ([True], b"with it, behind it, later") == (woken, connection.tail)
     connection.finish()
 
 

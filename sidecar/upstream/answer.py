@@ -2,22 +2,23 @@
 
 Law: what llhttp does not do is done here and nowhere else: bodyless answers (HEAD, 204, 304), the size of the
 head, status and version checks, which answers are completed before they are relayed, the pause when nobody takes
-the body yet. Callbacks run inside `feed_data`; a fault is raised there and told by the connection.
+the body yet. Callbacks run inside `feed_data`: they only take notes. A fault is raised there and told by the
+connection, and the exchange is woken when the parser has seen all bytes, so that nobody uses a connection before
+what came behind the answer is known.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 import httptools
 
-from sidecar.headers import ResponseFields
+from sidecar.headers import RESPONSE_KINDS, ResponseFields
 
 # Body bytes that may wait here between the head and the moment the exchange takes over.
 WAITING_BODY = 262_144
-_FIELD_OVERHEAD = 4  # ": " and CRLF
+_LINE_END = 2
 
 
 class Sink(Protocol):
@@ -30,10 +31,14 @@ class Sink(Protocol):
         """Bytes taken but not yet read by the other side; a change means progress."""
 
 
-class Interim(Protocol):
-    """Who hears about 1xx answers."""
+class Owner(Protocol):
+    """The exchange that waits for an answer."""
 
-    def __call__(self, status: int, reason: bytes, fields: list[tuple[bytes, bytes]]) -> None: ...
+    def wake(self) -> None:
+        """There is a whole small answer, the head of a large one, the end of a stream, or a failure."""
+
+    def interim(self, status: int, reason: bytes, fields: ResponseFields) -> None:
+        """A 1xx answer has arrived."""
 
 
 class AnswerReader:
@@ -42,7 +47,6 @@ class AnswerReader:
     __slots__ = (
         "_bodyless",
         "_buffer_limit",
-        "_collect",
         "_fault",
         "_fields",
         "_head_bytes",
@@ -60,22 +64,21 @@ class AnswerReader:
         "complete",
         "head",
         "keep_alive",
-        "on_interim",
+        "owner",
+        "ready",
         "reason",
         "received",
         "status",
         "switched",
         "trailers",
         "transport",
-        "waiter",
         "waiting",
     )
 
     _bodyless: bool
     _buffer_limit: int
-    _collect: Callable[[tuple[bytes, bytes]], None]
     _fault: str | None
-    _fields: list[tuple[bytes, bytes]]
+    _fields: ResponseFields
     _head_bytes: int
     _head_limit: int
     _interim_seen: bool
@@ -91,14 +94,14 @@ class AnswerReader:
     complete: bool
     head: ResponseFields | None
     keep_alive: bool
-    on_interim: Interim | None
+    owner: Owner | None
+    ready: bool
     reason: bytes
     received: int
     status: int
     switched: bool
     trailers: list[tuple[bytes, bytes]]
     transport: asyncio.Transport | None
-    waiter: asyncio.Future[None]
     waiting: list[bytes]
 
     def on_message_begin(self) -> None:
@@ -110,7 +113,15 @@ class AnswerReader:
             self.reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._collect((name, value))
+        fields = self._fields
+        kind = RESPONSE_KINDS[name]
+        if self.head is not None:
+            self.trailers.append((name, value))
+            self._unusual = True
+        elif not kind:  # PASS
+            fields.lines.append(b"%b: %b" % (name, value))
+        else:
+            fields.special(kind, name, value)
 
     def on_headers_complete(self) -> None:
         if self.complete:
@@ -127,18 +138,19 @@ class AnswerReader:
             raise self._refuse(f"the response status {status} is not between 100 and 599")
         if self._interim_seen and self._parser.get_http_version() not in ("1.0", "1.1"):
             raise self._refuse(f"the response claims HTTP/{self._parser.get_http_version()}")
-        head = ResponseFields(self._fields)
+        head = self._fields
+        if head.connection is not None:
+            head.finish()
         if self._head_bytes > self._head_limit:
             self._check_head_size()
         self.status = status
         self.head = head
-        self._collect = self.trailers.append
         self.keep_alive = self._parser.should_keep_alive()
         if self._bodyless or status == 204 or status == 304 or self.switched:
             # llhttp would wait for the announced body; a new parser reads the next answer instead.
             self._parser = httptools.HttpResponseParser(self)
             self.complete = True
-            self._wake()
+            self.ready = True
             return
         self._frame(head)
 
@@ -156,10 +168,10 @@ class AnswerReader:
         else:
             self._until_close = True
         self._unusual = True
-        self._wake()
+        self.ready = True
 
     def _check_head_size(self) -> None:
-        if sum(len(n) + len(v) + _FIELD_OVERHEAD for n, v in self._fields) > self._head_limit:
+        if sum(len(line) + _LINE_END for line in self._fields.lines) > self._head_limit:
             raise self._refuse(self._endless_head())
 
     def on_body(self, data: bytes) -> None:
@@ -183,24 +195,20 @@ class AnswerReader:
         if self.complete:
             return
         if self.head is None:  # a 1xx
-            fields, reason, self._fields, self.reason = self._fields, self.reason, [], b""
-            self._collect = self._fields.append
-            if any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in fields):
+            fields, reason, self._fields, self.reason = self._fields, self.reason, ResponseFields(), b""
+            if fields.content_length is not None or fields.transfer_encoding is not None:
                 raise self._refuse("an interim (1xx) response announces a body")
-            if self.on_interim is not None:
-                self.on_interim(self._parser.get_status_code(), reason, fields)
+            fields.finish()
+            if self.owner is not None:
+                self.owner.interim(self._parser.get_status_code(), reason, fields)
             return
         self.complete = True
-        self._wake()
+        self.ready = True
 
     def _refuse(self, fault: str) -> ValueError:
         """llhttp stops at any exception; `data_received` turns the fault into the failure."""
         self._fault = fault
         return ValueError(fault)
-
-    def _wake(self) -> None:
-        if not self.waiter.done():
-            self.waiter.set_result(None)
 
     def _pause(self) -> None:
         if not self._reading_paused and self.transport is not None and not self.closed:

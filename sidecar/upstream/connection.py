@@ -1,7 +1,7 @@
 """One connection to an upstream and the one response being read from it, on llhttp.
 
 Law: a connection carries one attempt at a time and knows nothing about retries, apps or telemetry. Everything
-that can go wrong here becomes one `AttemptFailed` on `waiter`. How an answer is read is in `answer.py`; this file
+that can go wrong here becomes one `AttemptFailed` in `failure`. How an answer is read is in `answer.py`; this file
 owns the transport, the time an attempt may take, and the end of a connection.
 
 The exchange, not the connection, gives a connection back to its pool: returning it when the parser sees the end
@@ -18,19 +18,19 @@ import httptools
 
 from sidecar.clock import Ticker
 from sidecar.failures import AttemptFailed
-from sidecar.upstream.answer import WAITING_BODY, AnswerReader, Sink
+from sidecar.headers import ResponseFields
+from sidecar.upstream.answer import WAITING_BODY, AnswerReader, Owner, Sink
 from telemetry.record import CONNECTED, PARTLY_SENT, SENT
 
 
 class UpstreamConnection(AnswerReader, asyncio.Protocol):
-    """See the module's law. Public attributes are read by the exchange after `waiter` is done."""
+    """See the module's law. Public attributes are read by the exchange once `ready`."""
 
     __slots__ = (
         "_all_given",
         "_body_idle",
         "_drain_waiter",
         "_eof",
-        "_failure",
         "_idle_limit",
         "_last_pending",
         "_loop",
@@ -42,6 +42,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         "answering",
         "busy",
         "deadline",
+        "failure",
         "idle_since",
         "retired",
         "reused",
@@ -73,19 +74,21 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         self.keep_alive = False
         self.switched = False
         self.tail = b""
-        self.waiter = loop.create_future()
+        self.owner = None
+        self.ready = False
+        self.failure: BaseException | None = None
         self._until_close = False
         self._eof = False
         self._fault = None
-        self._failure: BaseException | None = None
-        self._fields = []
         self._reset_unusual()
 
     # ---- an attempt ------------------------------------------------------------------------------------------
 
-    def begin(self, *, bodyless: bool, deadline: float) -> asyncio.Future[None]:
-        """Get ready for one request. The future resolves with a whole small answer, or the head of a large one."""
+    def begin(self, owner: Owner, *, bodyless: bool, deadline: float) -> None:
+        """Get ready for one request. `owner` is woken with a whole small answer, or the head of a large one."""
+        self.owner = owner
         self.busy = True
+        self.ready = False
         self.answering = False
         self.complete = False
         self.buffered = False
@@ -94,23 +97,19 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         self.body = b""
         self.received = 0
         self.deadline = deadline
-        self._fields = []
-        self._collect = self._fields.append
+        self._fields = ResponseFields()
         self._head_bytes = 0
         self._bodyless = bodyless
         self._wrote = False
         self._all_given = False
         if self._unusual:
             self._reset_unusual()
-        self.waiter = self._loop.create_future()
         self._ticker.watched.add(self)
-        return self.waiter
 
     def _reset_unusual(self) -> None:
         """What only streams, trailers and interim answers touch; not worth setting for every small answer."""
         self._unusual = False
         self.trailers = []
-        self.on_interim = None
         self._interim_seen = False
         self._sink = None
         self.waiting = []  # body bytes the exchange has not taken yet
@@ -143,9 +142,9 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         self._idle_limit = 0.0
         self.deadline = deadline
 
-    def stream_to(self, sink: Sink) -> asyncio.Future[None]:
-        """Push the rest of the body into `sink`; the future resolves at its end, or with the failure."""
-        self.waiter = self._loop.create_future()
+    def stream_to(self, sink: Sink) -> None:
+        """Push the rest of the body into `sink`; `ready` again at its end, or with the failure."""
+        self.ready = False
         self._sink = sink
         paused = False
         for data in self.waiting:
@@ -155,11 +154,8 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
             self._pause()
         elif not self.complete:
             self.resume()
-        if self.complete:
-            self.waiter.set_result(None)
-        elif self._failure is not None:
-            self.waiter.set_exception(self._failure)
-        return self.waiter
+        if self.complete or self.failure is not None:
+            self.ready = True
 
     def resume(self) -> None:
         """The sink takes bytes again."""
@@ -172,7 +168,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         """The exchange is done with this attempt. True if the connection may carry another."""
         self._ticker.watched.discard(self)
         self.busy = False
-        self.on_interim = None
+        self.owner = None
         reusable = (
             self.complete
             and self.keep_alive
@@ -192,17 +188,20 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
     def abort(self) -> None:
         """Close now, without a clean end of what was being sent."""
         self._ticker.watched.discard(self)
+        self.owner = None
         self.closed = True
         if self.transport is not None:
             self.transport.abort()
 
     def fail(self, failure: BaseException) -> None:
         """Give the waiting exchange this failure and close."""
-        if not self.waiter.done():
-            self.waiter.set_exception(failure)
-        elif self._failure is None:
-            self._failure = failure  # between head and `stream_to`: told then
+        owner = self.owner
+        if self.failure is None:
+            self.failure = failure
         self.abort()
+        self.ready = True
+        if owner is not None:
+            owner.wake()
 
     @property
     def phase(self) -> int:
@@ -257,8 +256,9 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         if not self.busy or self.complete:
             return
         if self._until_close and self.head is not None and exc is None and self._eof:
-            self.complete = True
-            self._wake()
+            self.complete = self.ready = True
+            if self.owner is not None:
+                self.owner.wake()
             return
         if self.head is not None:
             told = f"the upstream closed after {self.received} bytes of the body"
@@ -307,9 +307,12 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         except httptools.HttpParserUpgrade as switch:
             self.tail = data[switch.args[0] :]
         except httptools.HttpParserError as error:
+            self.keep_alive = False
             if not self.complete:
                 self.fail(AttemptFailed("PROTOCOL_ERROR", self._fault or f"not valid HTTP: {error}", self.phase))
-            self.keep_alive = False
-            return
-        if self.head is None and self._head_bytes > self._head_limit and not self.closed:
+                return
+        if self.ready:
+            if self.owner is not None:
+                self.owner.wake()
+        elif self.head is None and self._head_bytes > self._head_limit and not self.closed:
             self.fail(AttemptFailed("PROTOCOL_ERROR", self._endless_head(), self.phase))

@@ -58,7 +58,7 @@ class UpstreamState:
         self.next_turn = 0
         self._wiring = wiring
         self._tls = tls
-        self.answer_lines = b"x-sidecar-upstream: %b\r\n" % label.encode("ascii", "replace")
+        self.answer_lines = b"x-sidecar-upstream: %b\r\n%b" % (label.encode("ascii", "replace"), wiring.via_line)
         self.first_try_lines = b"x-sidecar-attempts: 1\r\nx-sidecar-outcome: first_try\r\n" + self.answer_lines
 
     def pool(self, origin: Origin, server_name: str) -> Pool:
@@ -121,10 +121,10 @@ class Directory:
         self._automatic: dict[str, UpstreamState] = {}
         self._labels: set[str] = set()
         self.label_overflows = 0
-        self._by_authority: dict[str, Destination] = {}
+        self._by_authority: dict[bytes, Destination] = {}
         self._by_host: dict[bytes, Destination | None] = {}
         self._routed = {
-            name: self._routed_destination(state)
+            name: (self._routed_destination(state), state.settings.strip_prefix)
             for name, state in self.configured.items()
             if state.settings.route is not None
         }
@@ -134,13 +134,13 @@ class Directory:
         yield from self.configured.values()
         yield from self._automatic.values()
 
-    def forward(self, scheme: str, authority: str) -> Destination:
+    def forward(self, scheme: str, authority: bytes) -> Destination:
         """For an absolute-form target."""
-        key = authority if scheme == "http" else scheme + "://" + authority
+        key = authority if scheme == "http" else b"https://" + authority
         found = self._by_authority.get(key)
         if found is None:
-            host, port = parse_authority(authority)
-            found = self._towards(scheme, host, port or DEFAULT_PORTS[scheme], authority.encode("ascii"))
+            host, port = parse_authority(authority.decode("latin-1"))
+            found = self._towards(scheme, host, port or DEFAULT_PORTS[scheme], authority)
             if len(self._by_authority) >= _REMEMBERED_AUTHORITIES:
                 self._by_authority.clear()
             self._by_authority[key] = found
@@ -148,8 +148,10 @@ class Directory:
 
     def by_host(self, written: bytes) -> Destination | None:
         """For an origin-form target whose Host an upstream lists; None when none does. Refuses a malformed one."""
-        if written in self._by_host:
+        try:
             return self._by_host[written]
+        except KeyError:
+            pass
         host, port = parse_authority(written.decode("latin-1"), what="Host")
         port = port or DEFAULT_PORTS["http"]
         found = None
@@ -160,13 +162,14 @@ class Directory:
         self._by_host[written] = found
         return found
 
-    def by_route(self, path: str) -> tuple[Destination, str] | None:
+    def by_route(self, path: bytes) -> tuple[Destination, bytes] | None:
         """For an origin-form target under an upstream's `route`: where, and the path to ask for."""
         match = self.router.by_path(path)
         if match is None:
             return None
         name, rest = match
-        return self._routed[name], rest if self.configured[name].settings.strip_prefix else path
+        destination, strip_prefix = self._routed[name]
+        return destination, rest if strip_prefix else path
 
     def tunnel(self, host: str, port: int) -> UpstreamState:
         """The upstream a CONNECT is counted under."""

@@ -29,6 +29,7 @@ class Wiring:
     ticker: Ticker
     dialler: Dialler
     settings: Settings
+    via_line: bytes
 
 
 class Pool:

@@ -1,0 +1,209 @@
+"""The part of an exchange that passes an upstream's answer on: whole, as a stream, or as a tunnel.
+
+Law: an answer once begun is finished or visibly broken off (R13). The upstream's connection is given back only
+after its answer has been read to the end; a connection that became a tunnel belongs to the tunnel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from sidecar import clock, relay
+from sidecar.answers import status_line
+from sidecar.failures import AttemptFailed, Refused, UploadBroken
+from sidecar.headers import CRLF, UPGRADE_LINES
+from sidecar.incoming import check_connect
+from sidecar.own_answers import OwnAnswers
+from sidecar.tunnel import Side, Tunnel, check_room, connect_target
+from sidecar.upstream.connection import UpstreamConnection
+from sidecar.upstream.endpoints import UpstreamState
+from sidecar.upstream.pool import Pool
+from telemetry.record import CONNECTED, SENT, Attempt
+
+
+class PassedOn(OwnAnswers):
+    """See the module's law."""
+
+    __slots__ = ("_connection", "_pool", "_started", "_upload", "taken_over")
+
+    _connection: UpstreamConnection | None
+    _pool: Pool | None
+    _started: float
+    _upload: asyncio.Task[None] | None
+    taken_over: bool
+
+    def _admit(self, upstream: UpstreamState) -> None:
+        raise NotImplementedError
+
+    def _judge_status(self, status: int) -> None:
+        raise NotImplementedError
+
+    # ---- answers ---------------------------------------------------------------------------------------------
+
+    def _begin_answer(self) -> relay.AppSink | None:
+        """Pass the upstream's answer on: all of it, or its head, and then the sink for the rest."""
+        connection, upstream = self._connection, self._upstream
+        assert connection is not None and upstream is not None and connection.head is not None
+        record = self.record
+        record.status = status = connection.status
+        if status >= 400:
+            self._judge_status(status)
+        else:
+            record.outcome = "first_try" if len(record.attempts) == 1 else "recovered"
+        if connection.switched:
+            self._switch_protocols(connection)
+            return None
+        transport = self._client.transport
+        if transport is None:
+            raise asyncio.CancelledError
+        self._answered = True
+        head = connection.head
+        closing = self._must_close()
+        if connection.buffered and connection.complete and record.outcome == "first_try" and head.dated and not closing:
+            # Most answers, in one piece: small, complete, at the first try.
+            transport.write(
+                b"%b%b\r\nx-sidecar-session: %b\r\n%bContent-Length: %d\r\n\r\n%b"
+                % (
+                    status_line(status, connection.reason),
+                    CRLF.join(head.lines),
+                    record.session_id,
+                    upstream.first_try_lines,
+                    len(connection.body),
+                    connection.body,
+                )
+            )
+            record.response_bytes = len(connection.body)
+            self._give_back(connection)
+            return None
+        framing, chunked = relay.framing_of(
+            connection, head_request=self._request.method == "HEAD", http10=self._request.http10
+        )
+        if closing:
+            framing += b"Connection: close\r\n"
+        own_lines = relay.sidecar_lines(record, upstream.answer_lines)
+        if not head.dated:
+            own_lines += self._proxy.date_line
+        begun = relay.response_head(connection, own_lines, framing)
+        if connection.complete and not chunked and not connection.waiting:
+            transport.write(begun + connection.body)
+            record.response_bytes = len(connection.body)
+            self._give_back(connection)
+            return None
+        transport.write(begun)
+        return relay.AppSink(transport, chunked=chunked)
+
+    async def _stream(self, sink: relay.AppSink) -> None:
+        connection = self._connection
+        assert connection is not None and self._upstream is not None
+        client, record = self._client, self.record
+        connection.expect_progress(self._upstream.timeouts.body_idle, clock.monotonic())
+        client.stream_through(sink, connection.resume)
+        try:
+            connection.stream_to(sink)
+            if not connection.ready:
+                await self.parked()
+            if connection.failure is not None:
+                raise connection.failure
+        except (AttemptFailed, UploadBroken) as broken:
+            failed = broken if isinstance(broken, AttemptFailed) else AttemptFailed("CONNECTION_RESET", str(broken))
+            self._attempt_failed(record.attempts[-1], failed)
+            record.outcome, record.code, record.message = "failed_streaming", failed.code, failed.message
+            self.keep_alive = False
+            if client.transport is not None:
+                relay.cut_off(client.transport, reset=self._request.http10)
+        else:
+            sink.end(connection.trailers)
+            self._give_back(connection)
+        finally:
+            record.response_bytes = sink.count
+            record.attempts[-1].ended = clock.monotonic()
+            client.stream_ended()
+
+    # ---- tunnels ---------------------------------------------------------------------------------------------
+
+    async def _tunnel(self) -> None:
+        """CONNECT: dial, say 200, and step aside."""
+        proxy, record = self._proxy, self.record
+        check_connect(self._request, proxy)
+        origin = connect_target(proxy, self._request.path)
+        upstream = proxy.directory.tunnel(origin.host, origin.port)
+        self._admit(upstream)
+        attempt = Attempt("first", origin.label, self._started)
+        record.attempts.append(attempt)
+        await self.become_task()
+        try:
+            side, _ = await proxy.dialler.connect(Side, origin, upstream.timeouts.connect)
+        except AttemptFailed as failed:
+            self._attempt_failed(attempt, failed)
+            raise
+        attempt.ended = clock.monotonic()
+        attempt.phase = CONNECTED
+        record.status = attempt.status = 200
+        if side.transport is None:
+            raise AttemptFailed("CONNECTION_RESET", "the upstream closed the tunnel at once", CONNECTED)
+        self._step_aside(b"HTTP/1.1 200 Connection established\r\n", b"", side.transport, b"", side)
+
+    def _switch_protocols(self, connection: UpstreamConnection) -> None:
+        """101: from here on both connections belong to a tunnel."""
+        assert self._pool is not None and connection.head is not None
+        if self._request.upgrade is None:
+            raise AttemptFailed("PROTOCOL_ERROR", "the upstream switched protocols without being asked", SENT)
+        self._pool.discard(connection)
+        self._connection = None
+        connection.finish()
+        if connection.transport is None:
+            raise AttemptFailed("CONNECTION_RESET", "the upstream closed right after switching protocols", SENT)
+        head = relay.response_head(connection, b"", b"").removesuffix(CRLF)
+        self._step_aside(head, UPGRADE_LINES, connection.transport, connection.tail)
+
+    def _step_aside(
+        self, head: bytes, lines: bytes, upstream_transport: asyncio.Transport, tail: bytes, dialled: Side | None = None
+    ) -> None:
+        """Hand both connections to a tunnel, which settles the record when it ends."""
+        assert self._upstream is not None
+        record = self.record
+        record.outcome = "tunnelled"
+        own = relay.sidecar_lines(record, self._upstream.answer_lines)
+        tunnel = Tunnel(self._proxy, self._upstream, record, dialled)
+        try:
+            check_room(self._proxy)
+            client_transport, client_tail = self._client.hand_over()
+        except (Refused, asyncio.CancelledError):
+            upstream_transport.abort()
+            raise
+        self._answered = self.taken_over = True
+        record.outcome = ""
+        tunnel.begin(
+            client_transport,
+            client_tail,
+            upstream_transport,
+            tail,
+            head + own + lines + CRLF,
+        )
+
+    # ---- connections -----------------------------------------------------------------------------------------
+
+    def _give_back(self, connection: UpstreamConnection) -> None:
+        self._connection = None
+        if self._pool is not None:
+            self._pool.give_back(connection, self.record.attempts[-1].ended)
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            if self._pool is not None:
+                self._pool.discard(connection)
+            connection.abort()
+
+    def _stop_upload(self) -> None:
+        if self._upload is not None:
+            self._upload.cancel()
+            self._upload = None
+
+    def _attempt_failed(self, attempt: Attempt, failed: AttemptFailed) -> None:
+        attempt.ended = clock.monotonic()
+        attempt.phase = failed.phase
+        attempt.code = failed.code
+        attempt.message = failed.message
+        self._drop_connection()
+        self._stop_upload()

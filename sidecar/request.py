@@ -1,0 +1,291 @@
+"""One request of the app as it is read, on llhttp.
+
+Law: a field is classified once, when the parser hands it over; after the head a `Request` holds lines ready to be
+sent and the few facts an exchange asks for. Framing and hop-by-hop fields are never copied (R1, R16), everything
+else keeps its bytes, its case and its order (R7). What llhttp accepts and a proxy must not is refused here, as
+`Malformed`, never raised out of a callback: the parser would report it as its own error.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import httptools
+from aiohttp.web_protocol import RequestHandler
+
+from sidecar.body import RequestBody
+from sidecar.failures import Malformed
+from sidecar.headers import (
+    CONNECTION,
+    CONTENT_LENGTH,
+    DROP,
+    EXPECT,
+    HOST,
+    IDEMPOTENCY_KEY,
+    MAX_FORWARDS,
+    OVERRIDE,
+    PLAIN_CONNECTION,
+    REQUEST_KINDS,
+    TRACEPARENT,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    VIA,
+    joined,
+    value_of,
+    without_named,
+)
+
+MAX_FIELDS = 256
+LINE_OVERHEAD = 32  # method, version and line ends, which do not count towards the limit
+_FIELD_OVERHEAD = 4  # ": " and CRLF
+_PADDING = frozenset((b" ", b"\t"))
+_METHODS = {
+    name.encode(): name
+    for name in (
+        "GET HEAD POST PUT PATCH DELETE OPTIONS TRACE CONNECT ACL BIND CHECKOUT COPY LINK LOCK M-SEARCH MERGE "
+        "MKACTIVITY MKCALENDAR MKCOL MOVE NOTIFY PRI PROPFIND PROPPATCH PURGE QUERY REBIND REPORT SEARCH SOURCE "
+        "SUBSCRIBE UNBIND UNLINK UNLOCK UNSUBSCRIBE"
+    ).split()
+}
+
+
+class Request:
+    """A parsed head. `body` is None when there is none; `error` says why the request must be refused."""
+
+    __slots__ = (
+        "body",
+        "chunked",
+        "connection",
+        "content_length",
+        "error",
+        "expects_continue",
+        "host",
+        "http10",
+        "idempotency_key",
+        "keep_alive",
+        "lines",
+        "max_forwards",
+        "method",
+        "overrides",
+        "switches",
+        "target",
+        "traceparent",
+        "transfer_encoding",
+        "upgrade",
+        "via",
+    )
+
+    def __init__(self) -> None:
+        self.method = ""
+        self.target = b""
+        self.lines: list[bytes] = []
+        self.host: bytes | None = None
+        self.connection: bytes | None = None
+        self.content_length: int | None = None
+        self.transfer_encoding: bytes | None = None
+        self.upgrade: bytes | None = None
+        self.via: bytes | None = None
+        self.expects_continue = False
+        self.max_forwards: bytes | None = None
+        self.idempotency_key: bytes | None = None
+        self.traceparent: bytes | None = None
+        self.overrides: list[tuple[bytes, bytes]] | None = None
+        self.http10 = False
+        self.keep_alive = True
+        self.switches = False
+        """What follows is WebSocket, if the upstream agrees."""
+        self.chunked = False
+        self.body: RequestBody | None = None
+        self.error: Malformed | None = None
+
+    @property
+    def path(self) -> str:
+        """The target as text, for people and records; llhttp lets only ASCII through."""
+        return self.target.decode("latin-1")
+
+    def value(self, name: bytes) -> bytes | None:
+        """The first field of this lower-case name among those that are passed on. For unusual moments: a scan."""
+        return value_of(self.lines, name)
+
+    def special(self, kind: int, name: bytes, value: bytes) -> None:
+        """A field that means something to a proxy."""
+        if kind == CONTENT_LENGTH:
+            # Digits only: llhttp has checked, and refuses a second one.
+            self.content_length = int(value)
+        elif kind == TRANSFER_ENCODING:
+            self.transfer_encoding = joined(self.transfer_encoding, value)
+        elif kind == CONNECTION:
+            self.connection = joined(self.connection, value)
+        elif kind == HOST:
+            self.error = Malformed("MALFORMED_REQUEST", "a request has one Host field only", reason="host")
+        elif kind == UPGRADE:
+            self.upgrade = joined(self.upgrade, value)
+        elif kind == MAX_FORWARDS:
+            self.max_forwards = value
+        elif kind == OVERRIDE:
+            if self.overrides is None:
+                self.overrides = []
+            self.overrides.append((name, value))
+        elif kind != DROP:
+            self.lines.append(b"%b: %b" % (name, value))
+            if kind == VIA:
+                self.via = joined(self.via, value)
+            elif kind == EXPECT:
+                self.expects_continue = value.strip().lower() == b"100-continue"
+            elif kind == IDEMPOTENCY_KEY:
+                self.idempotency_key = value
+            elif kind == TRACEPARENT:
+                self.traceparent = value
+
+    def size(self) -> int:
+        """About what the head took on the wire; fields that are not passed on are not counted."""
+        return len(self.target) + sum(map(len, self.lines)) + _FIELD_OVERHEAD * len(self.lines)
+
+
+class RequestReader(RequestHandler):
+    """The parser's side of an app's connection: llhttp's callbacks, which fill requests and their bodies."""
+
+    __slots__ = (
+        "_arriving",
+        "_body",
+        "_body_again",
+        "_head_bytes",
+        "_head_limit",
+        "_last",
+        "_replay_limit",
+        "_waiting",
+        "parser",
+    )
+
+    _arriving: Request | None
+    """The request whose head is being read."""
+    _body: RequestBody | None
+    """The body being read."""
+    _body_again: RequestBody | None
+    """The body that a second parser is told about; see `read_body_behind`."""
+    _head_bytes: int
+    """Bytes received since the last complete head."""
+    _head_limit: int
+    _last: Request | None
+    """The newest complete head."""
+    _replay_limit: int
+    _waiting: deque[Request]
+    """Complete heads whose exchange has not begun, in order."""
+    parser: httptools.HttpRequestParser
+
+    def regulate(self) -> None:
+        """Read on from the app, or not: something that holds bytes has changed."""
+
+    def on_message_begin(self) -> None:
+        self._arriving = Request()
+
+    def on_url(self, part: bytes) -> None:
+        if self._arriving is not None:
+            self._arriving.target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        request = self._arriving
+        if request is None:
+            if self._body is not None:
+                self._body.trailers.append((name, value))
+            return
+        if value[-1:] in _PADDING:
+            value = value.rstrip(b" \t")  # llhttp leaves it there
+        kind = REQUEST_KINDS[name]
+        if not kind:  # PASS
+            request.lines.append(b"%b: %b" % (name, value))
+        elif kind is HOST and request.host is None:
+            request.host = value
+        else:
+            request.special(kind, name, value)
+
+    def on_headers_complete(self) -> None:
+        request, self._arriving = self._arriving, None
+        assert request is not None
+        if self._body_again is not None:
+            self._body, self._body_again = self._body_again, None
+            return
+        parser = self.parser
+        request.method = _METHODS[parser.get_method()]
+        request.keep_alive = keep_alive = parser.should_keep_alive()
+        if not keep_alive or request.connection is not None:
+            # Only then can it be anything but HTTP/1.1: asking for the version costs more than the rest of this.
+            self._look_closer(request, parser.get_http_version())
+        if request.transfer_encoding is not None or request.content_length:
+            request.chunked = request.transfer_encoding is not None
+            request.body = RequestBody(self, request.chunked, self._replay_limit)
+            # Behind an Upgrade llhttp reads no body.
+            self._body = None if parser.should_upgrade() else request.body
+        if len(request.lines) > MAX_FIELDS:
+            message = f"more than {MAX_FIELDS} header fields"
+            request.error = Malformed("HEADERS_TOO_LARGE", message, reason="head_too_large")
+        if self._head_bytes > self._head_limit:
+            self._measure(request)
+        self._head_bytes = 0
+        self._last = request
+        self._waiting.append(request)
+
+    def on_body(self, data: bytes) -> None:
+        if self._body is not None:
+            self._body.feed(data)
+
+    def on_message_complete(self) -> None:
+        if self._body is not None:
+            self._body.finish()
+            self._body = None
+
+    def read_body_behind(self, request: Request) -> None:
+        """The request asks for an upgrade that is not made, and has a body. llhttp takes what follows for the other
+        protocol, so a second parser is told by a head of our own how the body is framed."""
+        self.parser = httptools.HttpRequestParser(self)
+        self._body_again = request.body
+        framing = (
+            b"Transfer-Encoding: chunked" if request.chunked else b"Content-Length: %d" % (request.content_length or 0)
+        )
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
+
+    def _look_closer(self, request: Request, version: str) -> None:
+        if version != "1.1":
+            request.http10 = True
+            if version != "1.0":
+                message = f"HTTP/{version} is not supported; use HTTP/1.1"
+                request.error = Malformed("VERSION_NOT_SUPPORTED", message, reason="version")
+        if request.connection is not None and request.connection not in PLAIN_CONNECTION:
+            request.lines = without_named(request.lines, request.connection)
+            if request.upgrade is not None and self.parser.should_upgrade():
+                request.switches = request.upgrade.strip().lower() == b"websocket"
+
+    def _measure(self, request: Request) -> None:
+        """So many bytes may also be the end of a body and several requests, so the head itself is measured."""
+        if len(request.target) >= self._head_limit:
+            request.error = target_too_long(self._head_limit)
+        elif request.size() > self._head_limit:
+            request.error = head_too_large()
+
+    def head_too_long(self) -> Malformed | None:
+        """Asked while a head has not arrived whole: is it too large already?"""
+        if self._head_bytes <= self._head_limit + LINE_OVERHEAD:
+            return None
+        arriving = self._arriving
+        if arriving is not None and len(arriving.target) >= self._head_limit:
+            return target_too_long(self._head_limit)
+        return head_too_large()
+
+
+def target_too_long(limit: int) -> Malformed:
+    message = f"the request target is longer than {limit - 1} bytes (limits.head_bytes)"
+    return Malformed("TARGET_TOO_LONG", message, reason="target_too_long")
+
+
+def head_too_large() -> Malformed:
+    return Malformed("HEADERS_TOO_LARGE", "the request head is too large (limits.head_bytes)", reason="head_too_large")
+
+
+def unparsable(error: BaseException) -> Malformed:
+    """llhttp's refusal → ours."""
+    told = str(error)
+    if isinstance(error, httptools.HttpParserInvalidMethodError):
+        return Malformed("NOT_IMPLEMENTED", "the request method is not one this proxy understands", reason="method")
+    if "HTTP version" in told or "PRI/" in told:
+        return Malformed("VERSION_NOT_SUPPORTED", "only HTTP/1.1 and HTTP/1.0 are understood", reason="version")
+    return Malformed("MALFORMED_REQUEST", f"the request is not valid HTTP: {told[:200]}", reason="syntax")
