@@ -1,0 +1,1 @@
+"""What is needed to break disks and processes on purpose."""
