@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from config.fields import CodeName, Delay, Flag, Seconds, Section, Share
 
@@ -42,7 +42,10 @@ Attempts = Annotated[
     BeforeValidator(_at_least_the_first, json_schema_input_type=Annotated[int, Field(ge=0, le=_MOST_ATTEMPTS)]),
 ]
 RetryableStatus = Annotated[
-    int, Field(strict=True), BeforeValidator(lambda given: _retryable_status(given) if type(given) is int else given)
+    int,
+    Field(strict=True),
+    AfterValidator(_retryable_status),
+    WithJsonSchema({"anyOf": [{"enum": list(_RETRYABLE_4XX)}, {"type": "integer", "minimum": 500, "maximum": 599}]}),
 ]
 
 

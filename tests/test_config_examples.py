@@ -123,6 +123,12 @@ def test_the_walk_over_the_keys_reaches_every_corner() -> None:
         "policies.<name>.attempt_timeout",
         "upstreams.<name>.timeouts.connect",
         "upstreams.<name>.client_cert.key",
+        "upstreams.<name>.breaker.open_for",
+        "upstreams.<name>.operations.[].path",
+        "upstreams.<name>.rules.[].when.json",
+        "rules.[].code",
+        "error_codes.<name>.retry",
+        "global_defaults.max_attempts",
     } <= keys
 
 
@@ -181,6 +187,24 @@ def test_the_schema_explains_every_key() -> None:
         {"upstreams": {"_a": {}}},
         {"upstreams": {"a": {"timeouts": {"connect": 0}}}},
         {"upstreams": {"a": {"client_cert": {"cert": "x"}}}},
+        {"policies": {"a": {"max_attempts": 11}}},
+        {"policies": {"a": {"jitter_amount": 2}}},
+        {"policies": {"a": {"retry_status_codes": [404]}}},
+        {"policies": {"a": {"retryable_errors": ["timeout"]}}},
+        {"global_defaults": {"backoff_type": "quadratic"}},
+        {"upstreams": {"a": {"rules": [{"when": {"status": 99}, "code": "CONFLICT"}]}}},
+        {"upstreams": {"a": {"rules": [{"when": {"json": {"a": {}}}, "code": "CONFLICT"}]}}},
+        {"upstreams": {"a": {"rules": [{"when": {"exception": "BAD_GATEWAY"}, "code": "CONFLICT"}]}}},
+        {"upstreams": {"a": {"rules": [{"when": {"header": {"a": True}}, "code": "CONFLICT"}]}}},
+        {"upstreams": {"a": {"operations": [{"path": "/x"}]}}},
+        {"upstreams": {"a": {"egress_proxy": "https://a.test:1"}}},
+        {"upstreams": {"a": {"breaker": {"failure_ratio": 0}}}},
+        {"subsystem_mappings": {"a": {"b": {"c": 5}}}},
+        {"subsystem_mappings": {"a": {"b c": {}}}},
+        {"error_codes": {"lower": {}}},
+        {"error_codes": {"CONFLICT": {"status": 200}}},
+        {"stages": {"fetch": 0}},
+        {"telemetry": {"log": {"level": "loud"}}},
     ],
 )
 def test_the_schema_refuses_what_the_loader_refuses(data: dict[str, Any]) -> None:
@@ -193,3 +217,24 @@ def test_the_schema_accepts_every_form_of_a_client_certificate(client_cert: obje
     schema = json_schema()
     data = {"upstreams": {"a": {"client_cert": client_cert}}}
     assert [] == list(schema_faults(data, schema, schema))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"egress_proxy": None},
+        {"egress_proxy": "http://user:pw@corp.test:3128"},
+        {"egress_proxy": ["http://a.test:1", "http://b.test:2"]},
+        {"rules": [{"when": {"status": "5xx"}, "code": "CONFLICT"}]},
+        {
+            "rules": [
+                {"when": {"status": [429, "5xx"], "header": {"x": "*"}, "json": {"a.b": [1, None, "x"]}}, "code": "A"}
+            ]
+        },
+        {"rules": [{"when": {"exception": ["CONNECTION_RESET"]}, "code": "CONFLICT"}]},
+        {"breaker": {"slow_after": None}},
+    ],
+)
+def test_the_schema_accepts_every_form_of_a_value(settings: dict[str, Any]) -> None:
+    schema = json_schema()
+    assert [] == list(schema_faults({"upstreams": {"a": settings}}, schema, schema))
