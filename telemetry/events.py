@@ -1,0 +1,229 @@
+"""S1's RetryEvents: told live to whoever listens, and to a file when one is set.
+
+Law: publishing never waits. An event is a small tuple that points at its session; it is put into words only for
+those who read it. A reader that does not keep up is cut off and counted, it can come back with the last id it saw. The
+file is written by the writer's thread, in batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from telemetry.record import BAD, Session
+from telemetry.redact import Redactor
+from telemetry.sessions import Wall, correlation_id
+from telemetry.timestamps import rfc3339
+
+_RING = 1_000
+_READER_QUEUE = 1_000
+_COMPONENT = "sidecar"
+_NONE: Mapping[str, Any] = {}
+
+
+class RetryEvent(NamedTuple):
+    """One event. `attempt` is 0 unless it is about one; `facts` is what a state change brings instead of a session."""
+
+    number: int
+    type: str
+    at: float
+    session: Session | None = None
+    attempt: int = 0
+    facts: Mapping[str, Any] = _NONE
+
+    @property
+    def event_id(self) -> str:
+        return f"evt_{int(self.at * 1000)}_{self.number}"
+
+
+class Subscription:
+    """One reader. Iterate over it; it ends when the reader was too slow or the sidecar stops."""
+
+    def __init__(self, events: Events, size: int) -> None:
+        self._events = events
+        self._queue: asyncio.Queue[RetryEvent | None] = asyncio.Queue(size + 1)  # room for the end mark
+        self._size = size
+        self.too_slow = False
+        self.missed = False
+        """Events between the last id it saw and the oldest that is still known are gone."""
+
+    def offer(self, event: RetryEvent) -> bool:
+        if self._queue.qsize() >= self._size:
+            self.too_slow = True
+            self.end()
+            return False
+        self._queue.put_nowait(event)
+        return True
+
+    def end(self) -> None:
+        if not self._queue.full():
+            self._queue.put_nowait(None)
+
+    def close(self) -> None:
+        self._events.unsubscribe(self)
+
+    async def __aiter__(self) -> AsyncIterator[RetryEvent]:
+        while (event := await self._queue.get()) is not None:
+            yield event
+
+
+class Events:
+    """Publishes. `to_file` gets each event when a file is set; runs on the event loop's thread."""
+
+    def __init__(self, wall: Wall, to_file: Callable[[RetryEvent], None] | None = None) -> None:
+        self._wall = wall
+        self._to_file = to_file
+        self._ring: deque[RetryEvent] = deque(maxlen=_RING)
+        self._readers: set[Subscription] = set()
+        self._count = 0
+        self.slow_readers = 0
+
+    # ---- publish -------------------------------------------------------------------------------------------------
+
+    def session_ended(self, session: Session) -> None:
+        """What a finished session has to tell: each retry, and how it came out."""
+        retried = False
+        for number, attempt in enumerate(session.attempts, 1):
+            if number > 1:
+                retried = True
+                self._publish("retry_attempt", self._wall(attempt.started), session, number)
+        if session.outcome in BAD:
+            self._publish("retry_failure", self._wall(session.ended), session, len(session.attempts))
+        elif retried and session.outcome == "recovered":
+            self._publish("retry_success", self._wall(session.ended), session, len(session.attempts))
+
+    def state_changed(
+        self, event_type: str, at: float, facts: Mapping[str, Any], session: Session | None = None
+    ) -> None:
+        """A breaker, a dead letter, a replay, the configuration; `at` is wall time."""
+        self._publish(event_type, at, session, 0, facts)
+
+    def _publish(
+        self, event_type: str, at: float, session: Session | None, attempt: int, facts: Mapping[str, Any] = _NONE
+    ) -> None:
+        self._count += 1
+        event = RetryEvent(self._count, event_type, at, session, attempt, facts)
+        self._ring.append(event)
+        if self._to_file is not None:
+            self._to_file(event)
+        if self._readers:
+            slow = [reader for reader in self._readers if not reader.offer(event)]
+            self._readers.difference_update(slow)
+            self.slow_readers += len(slow)
+
+    # ---- read ----------------------------------------------------------------------------------------------------
+
+    def subscribe(self, last_event_id: str | None = None, size: int = _READER_QUEUE) -> Subscription:
+        """From now on, or from the event after `last_event_id`, as far back as events are known."""
+        reader = Subscription(self, size)
+        if last_event_id is not None:
+            last = _number_of(last_event_id)
+            known = [event for event in self._ring if event.number > last]
+            # Ids start again with each process: a number beyond ours is from an earlier life.
+            if last > self._count:
+                known = list(self._ring)
+            reader.missed = bool(known) and (known[0].number > last + 1 or last > self._count)
+            for event in known[-size:]:
+                reader.offer(event)
+        self._readers.add(reader)
+        return reader
+
+    def unsubscribe(self, reader: Subscription) -> None:
+        self._readers.discard(reader)
+
+    def recent(self, limit: int = 100) -> list[RetryEvent]:
+        """The newest, newest first."""
+        return [event for _, event in zip(range(limit), reversed(self._ring), strict=False)]
+
+    @property
+    def readers(self) -> int:
+        return len(self._readers)
+
+    def close(self) -> None:
+        for reader in tuple(self._readers):
+            reader.end()
+        self._readers.clear()
+
+
+def _number_of(event_id: str) -> int:
+    number = event_id.rpartition("_")[2]
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 19 else 0
+
+
+# ---- S1's shape --------------------------------------------------------------------------------------------------
+
+
+def serialise(event: RetryEvent, redactor: Redactor) -> dict[str, Any]:
+    """A RetryEvent as it may be shown."""
+    session, facts = event.session, event.facts
+    shown: dict[str, Any] = {
+        "event_id": event.event_id,
+        "event_type": event.type,
+        "timestamp": rfc3339(event.at),
+        "correlation_id": event.event_id if session is None else redactor.text(correlation_id(session)),
+        "session_id": "" if session is None else session.session_id.decode(),
+        "policy_id": "" if session is None else session.policy_id,
+        "operation": str(facts.get("operation") or facts.get("upstream") or event.type),
+        "component": _COMPONENT,
+        "context": {name: _shown(value, redactor) for name, value in facts.items()},
+    }
+    if session is not None:
+        shown["operation"] = session.operation or f"{session.method} {session.upstream}"
+        shown["context"].update(_session_context(session))
+        if event.attempt:
+            _describe_attempt(shown, session, event, redactor)
+    return shown
+
+
+def _session_context(session: Session) -> dict[str, Any]:
+    context: dict[str, Any] = {
+        "upstream": session.upstream,
+        "outcome": session.outcome,
+        "status": session.status or None,
+    }
+    for name, value in (("suppressed", session.suppressed), ("stage", session.stage), ("dlq_id", session.dlq_id)):
+        if value is not None:
+            context[name] = value
+    return context
+
+
+def _describe_attempt(shown: dict[str, Any], session: Session, event: RetryEvent, redactor: Redactor) -> None:
+    attempt = session.attempts[event.attempt - 1]
+    shown["attempt"] = event.attempt
+    if event.type == "retry_attempt":
+        previous = session.attempts[event.attempt - 2]
+        shown["policy_id"] = attempt.policy_id
+        shown["delay"] = round(attempt.delay, 6)
+        shown["context"] |= {
+            "endpoint": redactor.url(attempt.endpoint),
+            "kind": attempt.kind,
+            "last_error": _error(previous.code, previous.message, redactor),
+        }
+    elif event.type == "retry_failure":
+        shown["error"] = _error(session.code or attempt.code, session.message or attempt.message, redactor)
+
+
+def _error(code: str | None, message: str | None, redactor: Redactor) -> dict[str, str] | None:
+    return None if code is None else {"type": code, "message": redactor.text(message or "")}
+
+
+def _shown(value: Any, redactor: Redactor) -> Any:
+    return redactor.text(value) if isinstance(value, str) else value
+
+
+def as_line(event: RetryEvent, redactor: Redactor) -> bytes:
+    """One line of the file."""
+    return orjson.dumps(serialise(event, redactor), default=str)
+
+
+def as_sse(event: RetryEvent, redactor: Redactor) -> bytes:
+    """One server-sent event."""
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (
+        event.event_id.encode(),
+        event.type.encode(),
+        as_line(event, redactor),
+    )

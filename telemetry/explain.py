@@ -1,0 +1,219 @@
+"""What happened to one request, told so that nobody has to guess.
+
+Law: from the record alone, one plain sentence per step, with the rule that decided and what would have changed it.
+The sentences are for people; the words in them (codes, reasons, outcomes) are those of the metrics. Nothing secret:
+addresses and messages pass through the redactor.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from telemetry.record import CONNECTED, NOT_CONNECTED, Attempt, Decision, Session
+from telemetry.redact import Redactor
+from telemetry.sentences import (
+    ENDINGS,
+    HOW_FAR,
+    IDEMPOTENT,
+    LAST_WORDS,
+    REASON_OF,
+    REASONS,
+    Telling,
+    counted,
+    seconds,
+    unnamed,
+)
+
+
+class Step(NamedTuple):
+    """One thing that happened. `at` is in seconds since the request arrived."""
+
+    at: float
+    what: str
+    rule: str = ""
+    remedy: str = ""
+
+
+def explain(session: Session, redactor: Redactor) -> list[Step]:
+    """The whole story, in order."""
+    return _Story(session, redactor).steps()
+
+
+def as_json(session: Session, redactor: Redactor) -> list[dict[str, Any]]:
+    """For `GET /sessions/{id}`."""
+    return [
+        {
+            "step": number,
+            "at": round(step.at, 6),
+            "what": step.what,
+            "rule": step.rule or None,
+            "remedy": step.remedy or None,
+        }
+        for number, step in enumerate(explain(session, redactor), 1)
+    ]
+
+
+def as_text(session: Session, redactor: Redactor) -> str:
+    """For `sidecar explain`."""
+    lines = [summary(session), ""]
+    for step in explain(session, redactor):
+        lines.append(f"{'+' + seconds(step.at):>10}  {step.what}")
+        if step.rule:
+            lines.append(f"{'':>12}decided by: {step.rule}")
+        if step.remedy:
+            lines.append(f"{'':>12}what would change it: {step.remedy}")
+    return "\n".join(lines) + "\n"
+
+
+def summary(session: Session) -> str:
+    """The story in one line, for logs and lists."""
+    name = f"{session.upstream} {session.operation}" if session.operation else session.upstream
+    made = len(session.attempts)
+    tries = f" in {counted(made, 'attempt')}" if made > 1 else ""
+    what = f"{session.method} to {name} {ENDINGS.get(session.outcome, session.outcome)}{tries}"
+    result = session.code or (str(session.status) if session.status else "")
+    return f"{what}, {seconds(session.ended - session.started)}" + (f" ({result})" if result else "")
+
+
+class _Story:
+    def __init__(self, session: Session, redactor: Redactor) -> None:
+        self._session = session
+        self._redactor = redactor
+        self._steps: list[Step] = []
+        self._now = 0.0
+
+    def steps(self) -> list[Step]:
+        self._arrival()
+        attempts = self._session.attempts
+        for number, attempt in enumerate(attempts, 1):
+            self._attempt(number, attempt)
+            last = number == len(attempts)
+            if attempt.code is not None and not (last and self._session.outcome == "cancelled"):
+                self._decision(attempt, None if last else attempts[number])
+        self._ending()
+        return self._steps
+
+    def _tell(self, what: str, rule: str = "", remedy: str = "") -> None:
+        text = self._redactor.text
+        self._steps.append(Step(self._now, what, text(rule), text(remedy)))
+
+    # ---- arrival ---------------------------------------------------------------------------------------------
+
+    def _arrival(self) -> None:
+        session = self._session
+        if session.method == "CONNECT":
+            self._tell(f"The app asked for a tunnel to {self._redactor.url(session.target)}.")
+        else:
+            operation = f", operation {session.operation}" if session.operation else ""
+            stage = f", stage {session.stage}" if session.stage else ""
+            where = "no upstream" if session.upstream == "_none" else f"upstream {session.upstream}"
+            self._tell(
+                f"{session.method} {self._redactor.url(session.target)} arrived for {where}{operation}{stage}, "
+                f"under policy {session.policy_id}."
+            )
+        if session.caller_resend:
+            self._tell(
+                "The caller marked this request as its own retry, so retries are being stacked on retries.",
+                remedy="switch off retries in the caller's client library and leave them to the sidecar",
+            )
+        if session.fallback_from is not None:
+            self._tell(
+                f"Every endpoint of {session.fallback_from} was refused by its breaker, so its fallback "
+                f"{session.upstream} took the call.",
+                rule=f"upstreams.{session.fallback_from}.fallback: {session.upstream}",
+            )
+        if session.waited > 0:
+            self._tell(
+                f"It waited {seconds(session.waited)} in a queue before an attempt could begin.",
+                rule="rate_limit_gate (a 429 paused calls with the same credential) or max_in_flight",
+                remedy="a higher rate limit at the provider, or a higher max_in_flight",
+            )
+
+    # ---- attempts --------------------------------------------------------------------------------------------
+
+    def _attempt(self, number: int, attempt: Attempt) -> None:
+        session = self._session
+        self._now = attempt.started - session.started
+        via = f" through {self._redactor.url(attempt.egress_proxy)}" if attempt.egress_proxy else ""
+        probing = ", let through as a probe of the half-open breaker," if attempt.breaker == "half_open" else ""
+        kind = "" if attempt.kind in ("first", "retry", "probe", "stale") else f" ({attempt.kind})"
+        reused = " on a kept-alive connection" if attempt.reused else ""
+        took = seconds(attempt.ended - attempt.started)
+        start = f"Attempt {number}{kind} to {self._redactor.url(attempt.endpoint)}{via}{reused}{probing}"
+        if attempt.code is None:
+            answered = f"was answered with {attempt.status}" if attempt.status else "was connected"
+            self._tell(f"{start} {answered} after {took}.")
+            return
+        self._tell(f"{start} failed after {took}: {self._failure(attempt)}.")
+
+    def _failure(self, attempt: Attempt) -> str:
+        said = f"answered {attempt.status}" if attempt.status else HOW_FAR[attempt.phase]
+        message = self._redactor.text(attempt.message or "").rstrip(".")
+        return f"{attempt.code}, {said}" + (f" ({message})" if message else "")
+
+    # ---- decisions -------------------------------------------------------------------------------------------
+
+    def _decision(self, attempt: Attempt, following: Attempt | None) -> None:
+        self._now = attempt.ended - self._session.started
+        decision = attempt.decision
+        if following is not None and following.kind == "stale":
+            self._tell(
+                "The kept-alive connection had died before any byte of an answer, so the request was sent again "
+                "at once on a fresh one. This does not count as a retry.",
+                rule="a stale connection is replaced once, when the request may be resent",
+            )
+        elif following is not None:
+            self._retried(attempt, following, decision)
+        elif self._session.outcome == "failed_streaming":
+            self._not_retried("response_started", decision)
+        elif decision is not None:
+            self._not_retried(decision.reason, decision)
+        elif self._session.suppressed is not None:
+            self._not_retried(self._session.suppressed, None)
+        elif self._session.outcome in ("not_retryable", "exhausted", "budget", "deadline", "rejected"):
+            self._not_retried(REASON_OF[self._session.outcome], None)
+
+    def _retried(self, attempt: Attempt, following: Attempt, decision: Decision | None) -> None:
+        elsewhere = following.endpoint != attempt.endpoint
+        where = f" at another endpoint, {self._redactor.url(following.endpoint)}" if elsewhere else ""
+        wait = f"after {seconds(following.delay)}" if following.delay > 0 else "at once"
+        self._tell(
+            f"Retried {wait}{where}: {attempt.code} may pass, and the request may be sent again "
+            f"({self._why_resendable(attempt)}).",
+            rule=decision.rule if decision is not None else f"policies.{following.policy_id}",
+            remedy=decision.remedy if decision is not None else "",
+        )
+
+    def _why_resendable(self, attempt: Attempt) -> str:
+        if attempt.phase == NOT_CONNECTED:
+            return "nothing had been sent"
+        if attempt.phase == CONNECTED:
+            return "not a byte of it had been written"
+        if attempt.status == 429:
+            return "a 429 says it was not executed"
+        if self._session.method in IDEMPOTENT:
+            return f"{self._session.method} is idempotent"
+        return "it has an idempotency key that the provider honours, or the policy allows it"
+
+    def _not_retried(self, reason: str, decision: Decision | None) -> None:
+        known = REASONS.get(reason)
+        telling = known(self._session) if known is not None else Telling(f"{reason}.", "", "")
+        self._tell(
+            f"Not retried: {telling.what}",
+            rule=(decision.rule if decision is not None else "") or telling.rule,
+            remedy=(decision.remedy if decision is not None else "") or telling.remedy,
+        )
+
+    # ---- ending ----------------------------------------------------------------------------------------------
+
+    def _ending(self) -> None:
+        session = self._session
+        self._now = session.ended - session.started
+        self._tell(LAST_WORDS.get(session.outcome, unnamed)(session, self._redactor))
+        if session.dlq_id is not None:
+            self._tell(
+                f"The request is kept as dead letter {session.dlq_id}.",
+                rule=f"upstreams.{session.upstream}.dead_letter",
+                remedy=f"see it with `sidecar dlq show {session.dlq_id}`, send it again with `sidecar dlq replay "
+                f"{session.dlq_id}`",
+            )

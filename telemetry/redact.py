@@ -1,0 +1,154 @@
+"""The one module that knows what a secret looks like.
+
+Law: whatever is shown to anyone (spans, logs, events, admin answers, dead-letter listings) passes through here; no
+other file decides what to hide. When in doubt it hides. A name is kept, its value is not. Comparisons are made on the
+decoded, lower-case form, so that `%74oken` and `TOKEN` hide as well as `token`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from urllib.parse import unquote, unquote_plus
+
+MASK = "REDACTED"
+_LONGEST_TEXT = 2_000
+
+# Query parameters whose value is a credential, lower case.
+QUERY_NAMES = frozenset(
+    "x-amz-signature x-amz-credential x-amz-security-token awsaccesskeyid signature sig x-goog-signature "
+    "x-goog-credential token access_token api_key apikey key password secret code client_secret".split()
+)
+HEADER_NAMES = frozenset(
+    "authorization proxy-authorization cookie set-cookie x-api-key api-key x-auth-token x-amz-security-token "
+    "www-authenticate".split()
+)
+_TELLING_PARTS = ("token", "secret", "password")  # anywhere in a name
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{1,15}://[^\s\"'<>`]+")
+_SCHEME = re.compile(r"\b(Bearer|Basic|Digest|Negotiate|ApiKey)\s+[A-Za-z0-9._~+/=\-]{4,}", re.IGNORECASE)
+_SHAPES = re.compile(  # credentials that are recognised without a name beside them
+    r"eyJ[\w\-]{8,}\.[\w\-]{8,}(?:\.[\w\-]*)?"  # a signed or encrypted web token
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
+    r"|\b(?:sk|pk|rk)[-_][\w\-]{16,}"
+    r"|\bgh[pousr]_\w{20,}"
+    r"|\bxox[abeoprs]-[\w\-]{10,}"
+)
+# `name=value`, `name: value`, `"name": "value"` in running text.
+_PAIR = re.compile(r"([\w\-]{2,64})([\"']?\s{0,3}[=:]\s{0,3})(\"[^\"]{0,2000}\"|'[^']{0,2000}'|[^\s,;&\"'})\]]+)")
+
+
+class Redactor:
+    """Hides secrets. `query` are further parameter names, `paths` patterns of paths with secrets in them:
+    `/hooks/{id}` hides one segment, `/services/{**}` all that follow; `*` stands for any one segment."""
+
+    def __init__(self, query: Iterable[str] = (), paths: Iterable[str] = ()) -> None:
+        self._names = QUERY_NAMES | {name.lower() for name in query}
+        self._paths = tuple(tuple(part for part in path.split("/") if part) for path in paths)
+
+    # ---- urls ----------------------------------------------------------------------------------------------------
+
+    def url(self, url: str) -> str:
+        """Any form a request target or an endpoint can have: absolute, `/path?query`, `host:port`."""
+        before, hash_mark, _ = url.partition("#")
+        address, question, query = before.partition("?")
+        scheme, slashes, rest = address.partition("://")
+        if slashes:
+            authority, slash, path = rest.partition("/")
+            address = f"{scheme}://{self._authority(authority)}{self.path(slash + path)}"
+        elif address.startswith("/"):
+            address = self.path(address)
+        else:
+            address = self._authority(address)
+        return address + (question + self.query(query)) + (hash_mark + MASK if hash_mark else "")
+
+    def path(self, path: str) -> str:
+        """A path, its secret segments hidden, wherever in it a pattern is found: a route may stand before it."""
+        if not self._paths:
+            return path
+        segments = path.split("/")
+        decoded = [unquote(segment) for segment in segments]
+        for pattern in self._paths:
+            for start in range(len(segments)):
+                for index in _hidden(pattern, decoded, start):
+                    segments[index] = MASK
+        return "/".join(segments)
+
+    def query(self, query: str) -> str:
+        """`name=value&…`: names stay, values of telling names go."""
+        if not query:
+            return query
+        return "&".join([self._parameter(part) for part in query.split("&")])
+
+    def _parameter(self, part: str) -> str:
+        if ";" in part:  # an old separator that some servers still honour
+            return ";".join([self._parameter(piece) for piece in part.split(";")])
+        name, equals, _ = part.partition("=")
+        if equals and self.hides(unquote_plus(name)):
+            return f"{name}={MASK}"
+        return part if equals else self._bare(part)
+
+    def _bare(self, part: str) -> str:
+        """A query without names may itself be the credential."""
+        return MASK if _SHAPES.search(unquote(part)) else part
+
+    @staticmethod
+    def _authority(authority: str) -> str:
+        userinfo, at, host = authority.rpartition("@")
+        return f"{MASK}:{MASK}@{host}" if at and userinfo is not None else authority
+
+    # ---- names ---------------------------------------------------------------------------------------------------
+
+    def hides(self, name: str) -> bool:
+        """Whether the value of a parameter or field with this name is a secret."""
+        lowered = name.lower()
+        return lowered in self._names or any(part in lowered for part in _TELLING_PARTS)
+
+    def headers(self, fields: Mapping[str, str]) -> dict[str, str]:
+        """Header fields as they may be shown."""
+        return {name: MASK if hides_header(name) else self.text(value) for name, value in fields.items()}
+
+    # ---- running text --------------------------------------------------------------------------------------------
+
+    def text(self, text: str) -> str:
+        """A message, an exception, a user agent: urls, `name=value` pairs and known shapes of credentials."""
+        if len(text) > _LONGEST_TEXT:
+            text = text[:_LONGEST_TEXT] + "…"
+        text = _URL.sub(lambda found: self.url(found[0]), text)
+        text = _SCHEME.sub(lambda found: f"{found[1]} {MASK}", text)
+        text = _PAIR.sub(self._pair, text)
+        return _SHAPES.sub(MASK, text)
+
+    def _pair(self, found: re.Match[str]) -> str:
+        name = found[1]
+        if found[3] in ("Bearer", "Basic") or not (self.hides(name) or hides_header(name)):
+            return found[0]
+        if found[2].strip().startswith(":") and name.lower() in _ORDINARY_WORDS:
+            return found[0]  # "code: 503" is prose; "code=…" is a parameter
+        return f"{name}{found[2]}{MASK}"
+
+
+_ORDINARY_WORDS = frozenset({"code", "key"})
+
+
+def hides_header(name: str) -> bool:
+    """Whether a header field's value is never shown."""
+    lowered = name.lower()
+    return lowered in HEADER_NAMES or any(part in lowered for part in _TELLING_PARTS)
+
+
+def _hidden(pattern: tuple[str, ...], segments: list[str], start: int) -> list[int]:
+    """Indexes of the segments that a pattern hides when it begins at `start`; none when it does not match there."""
+    hidden: list[int] = []
+    index = start
+    for part in pattern:
+        if part in ("**", "{**}"):
+            return hidden + (list(range(index, len(segments))) if part == "{**}" else [])
+        if index >= len(segments) or not segments[index]:
+            return []
+        if part.startswith("{") and part.endswith("}"):
+            hidden.append(index)
+        elif part not in ("*", segments[index]):
+            return []
+        index += 1
+    return hidden

@@ -1,0 +1,213 @@
+"""Finished sessions worth looking at: which ones they are, the ring that keeps them, and how one is shown.
+
+Law: everything but healthy sessions is kept, the newest so many for so long, in memory; healthy ones are sampled. What
+leaves this file is redacted. A cursor is a session's number, so a page never moves when new sessions arrive.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+from telemetry.record import GOOD, PHASE_WORDS, Attempt, Session
+from telemetry.redact import Redactor
+from telemetry.timestamps import rfc3339
+
+Wall = Callable[[float], float]
+
+_QUIET = frozenset({"first_try", "deduplicated", "tunnelled"})
+_TIMEOUTS = frozenset({"NETWORK_TIMEOUT", "CONNECT_TIMEOUT", "DEADLINE_EXCEEDED", "EXTERNAL_SERVICE_TIMEOUT"})
+_SAMPLED = 200
+
+
+def is_interesting(session: Session, slow_threshold: float) -> bool:
+    """Whether a session is kept, logged and traced whatever the sampling."""
+    outcome = session.outcome
+    if outcome not in _QUIET:
+        return True
+    if outcome == "tunnelled":
+        return session.code is not None  # a tunnel is long by nature
+    return session.ended - session.started > slow_threshold
+
+
+class Page(NamedTuple):
+    """Some sessions, newest first, and where the next page begins (None: there is none)."""
+
+    items: list[Session]
+    next_cursor: str | None
+
+
+class Sessions:
+    """The ring. `wall` turns the record's times into wall time."""
+
+    def __init__(self, capacity: int, ttl: float, wall: Wall) -> None:
+        self._kept: deque[tuple[int, Session]] = deque(maxlen=capacity)
+        self._sampled: deque[tuple[int, Session]] = deque(maxlen=min(capacity, _SAMPLED))
+        self._ttl = ttl
+        self._wall = wall
+        self._count = 0
+
+    def keep(self, session: Session) -> None:
+        self._count += 1
+        self._kept.append((self._count, session))
+
+    def sample(self, session: Session) -> None:
+        """A healthy one, for the live view."""
+        self._count += 1
+        self._sampled.append((self._count, session))
+
+    def expire(self, now: float) -> None:
+        """Drop what is too old; `now` is monotonic."""
+        oldest = now - self._ttl
+        for ring in (self._kept, self._sampled):
+            while ring and ring[0][1].ended < oldest:
+                ring.popleft()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, session_id: str) -> Session | None:
+        wanted = session_id.encode()
+        return next((session for _, session in self._newest_first() if session.session_id == wanted), None)
+
+    def page(
+        self,
+        *,
+        outcome: str | None = None,
+        upstream: str | None = None,
+        code: str | None = None,
+        since: float | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page:
+        """Newest first. `since` is wall time; `code` matches the session's or any attempt's. A cursor that is not a
+        number is a ValueError."""
+        before = self._count + 1 if cursor is None else int(cursor)
+        earliest = float("-inf") if since is None else since
+
+        def wanted() -> Iterator[tuple[int, Session]]:
+            for number, session in self._newest_first():
+                if number >= before:
+                    continue
+                if self._wall(session.ended) < earliest:
+                    return
+                if outcome is not None and session.outcome != outcome:
+                    continue
+                if upstream is not None and session.upstream != upstream:
+                    continue
+                if code is not None and code != session.code and all(a.code != code for a in session.attempts):
+                    continue
+                yield number, session
+
+        found = list(islice(wanted(), limit + 1))
+        items = found[:limit]
+        more = len(found) > limit
+        return Page([session for _, session in items], str(items[-1][0]) if more and items else None)
+
+    def _newest_first(self) -> Iterator[tuple[int, Session]]:
+        return heapq.merge(reversed(self._kept), reversed(self._sampled), key=_number, reverse=True)
+
+
+def _number(entry: tuple[int, Session]) -> int:
+    return entry[0]
+
+
+# ---- S1's shapes -------------------------------------------------------------------------------------------------
+
+
+def correlation_id(session: Session) -> str:
+    """What joins this session to the caller's own records: its header, else the trace, else the session itself."""
+    if session.correlation_id:
+        return session.correlation_id
+    if session.trace is not None:
+        return f"{session.trace.trace_id:032x}"
+    return session.session_id.decode()
+
+
+def serialise(session: Session, wall: Wall, redactor: Redactor, server_id: str = "") -> dict[str, Any]:
+    """A RetrySession as it may be shown."""
+    error = None
+    if session.code is not None:
+        error = {"type": session.code, "message": redactor.text(session.message or "")}
+    trace = session.trace
+    return {
+        "session_id": session.session_id.decode(),
+        "policy_id": session.policy_id,
+        "upstream": session.upstream,
+        "subsystem": session.subsystem or session.upstream,
+        "operation": session.operation,
+        "stage": session.stage,
+        "method": session.method,
+        "url": redactor.url(session.target),
+        "host": session.host or None,
+        "start_time": rfc3339(wall(session.started)),
+        "end_time": rfc3339(wall(session.ended)),
+        "attempts": [serialise_attempt(n, attempt, wall, redactor) for n, attempt in enumerate(session.attempts, 1)],
+        "success": session.outcome in GOOD,
+        "outcome": session.outcome,
+        "final_result": {"status": session.status} if session.status else None,
+        "final_error": error,
+        "correlation_id": redactor.text(correlation_id(session)),
+        "trace_id": f"{trace.trace_id:032x}" if trace is not None else None,
+        "context": {
+            "user_agent": redactor.text(session.user_agent) if session.user_agent else None,
+            "server_id": server_id or None,
+            "api_key_id": session.api_key_id,
+            "request_source": session.client,
+            "workflow": redactor.text(session.workflow) if session.workflow else None,
+            "caller_resend": session.caller_resend,
+            "fallback_from": session.fallback_from,
+        },
+        "suppressed": session.suppressed,
+        "dlq_id": session.dlq_id,
+        "waited": round(session.waited, 6),
+        "request_bytes": session.request_bytes,
+        "response_bytes": session.response_bytes,
+        "total_attempts": len(session.attempts),
+        "retry_count": max(0, len(session.attempts) - 1),
+        "total_duration": round(session.ended - session.started, 6),
+    }
+
+
+def serialise_attempt(number: int, attempt: Attempt, wall: Wall, redactor: Redactor) -> dict[str, Any]:
+    """A RetryAttempt as it may be shown."""
+    code, decision = attempt.code, attempt.decision
+    return {
+        "attempt_number": number,
+        "timestamp": rfc3339(wall(attempt.started)),
+        "kind": attempt.kind,
+        "endpoint": redactor.url(attempt.endpoint),
+        "address": attempt.address,
+        "egress_proxy": redactor.url(attempt.egress_proxy) if attempt.egress_proxy else None,
+        "policy_id": attempt.policy_id,
+        "delay": round(attempt.delay, 6),
+        "duration": round(attempt.ended - attempt.started, 6),
+        "send_phase": PHASE_WORDS[attempt.phase],
+        "reused_connection": attempt.reused,
+        "breaker": attempt.breaker,
+        "status": attempt.status or None,
+        "success": code is None,
+        "outcome": attempt_outcome(code),
+        "error": None if code is None else {"type": code, "message": redactor.text(attempt.message or "")},
+        "decision": None
+        if decision is None
+        else {
+            "retry": decision.delay is not None,
+            "delay": decision.delay,
+            "reason": decision.reason,
+            "rule": redactor.text(decision.rule),
+            "remedy": redactor.text(decision.remedy) or None,
+        },
+    }
+
+
+def attempt_outcome(code: str | None) -> str:
+    """S2's four words."""
+    if code is None:
+        return "success"
+    if code == "CIRCUIT_OPEN":
+        return "circuit_open"
+    return "timeout" if code in _TIMEOUTS else "failure"

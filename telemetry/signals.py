@@ -1,0 +1,310 @@
+"""The one thing the exchange calls when a request is over: every signal follows from the record it hands in.
+
+Law: metrics and aggregates always; the rest only for sessions that are interesting, sampled, or asked for. Whatever
+goes wrong in here is counted and logged, and never reaches the request. Nothing here waits: files, pipes and the
+collector have threads of their own, with bounded queues that drop and count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from config.errors import ErrorCode, registry
+from config.telemetry import Telemetry
+from telemetry import explain, log_lines, otel_settings
+from telemetry.aggregates import Aggregates
+from telemetry.error_records import ErrorRecords
+from telemetry.events import Events, RetryEvent, as_line
+from telemetry.export import Export, begin_export
+from telemetry.logs import Log
+from telemetry.metrics import Metrics
+from telemetry.names import Attribute, Event, Field
+from telemetry.rates import TokenBuckets
+from telemetry.record import Session
+from telemetry.redact import Redactor
+from telemetry.rotating import RotatingFile
+from telemetry.sessions import Sessions, Wall, is_interesting, serialise
+from telemetry.traces import Ids, Traces
+from telemetry.writer import Writer
+
+_ERROR_RECORD_RATE, _ERROR_RECORD_BURST = 50.0, 500.0
+_CLOSE_WITHIN = 5.0
+_EXPIRE_EVERY = 60.0
+
+_BREAKER_EVENTS = {
+    "open": "circuit_breaker_opened",
+    "half_open": "circuit_breaker_half_open",
+    "closed": "circuit_breaker_closed",
+}
+
+
+class Signals:
+    """See the module's law. `wall(monotonic)` is wall time; `ids(bits)` are random bits for trace ids."""
+
+    def __init__(
+        self,
+        settings: Telemetry,
+        *,
+        environ: Mapping[str, str],
+        monotonic: Callable[[], float],
+        wall: Wall,
+        ids: Ids,
+        log: Log | None = None,
+        state_dir: Path | None = None,
+        upstreams: Iterable[str] = (),
+        subsystems: Mapping[str, str] | None = None,
+        codes: Mapping[str, ErrorCode] | None = None,
+        redact_paths: Iterable[str] = (),
+        version: str = "",
+        revision: str = "",
+        server_id: str = "",
+    ) -> None:
+        self._monotonic = monotonic
+        self._wall = wall
+        self._server_id = server_id
+        self.log = log or Log()
+        self.metrics = Metrics(version, revision, upstreams)
+        self.metrics.config_read(wall(monotonic()))
+        self.aggregates = Aggregates(wall, subsystems)
+        self.redactor = Redactor(settings.redact_query, redact_paths)
+        self.sessions = Sessions(settings.sessions, settings.sessions_ttl, wall)
+        self.writer = Writer(failed=self._job_failed)
+        self.log.attach(self.writer, self.metrics.log_suppressed)
+        self._event_file = self._open_event_file(settings)
+        self.events = Events(wall, None if self._event_file is None else self._event_to_file)
+        self._error_records: ErrorRecords | None = None
+        self._error_rate = TokenBuckets(_ERROR_RECORD_RATE, _ERROR_RECORD_BURST)
+        if state_dir is not None:
+            self._error_records = ErrorRecords(
+                state_dir / "logs", codes or registry(), wall, self._wall_now, self.redactor, self._file_refused
+            )
+            self.writer.flushers.append(self._error_records.flush)
+        self.export = self._begin_export(environ, server_id)
+        sampler = self.export.sampler if self.export is not None and self.export.traces is not None else None
+        self.traces = Traces(ids, sampler)
+        self.begin = self.traces.begin
+        self._expire_at = monotonic() + _EXPIRE_EVERY
+        self.configure(settings)
+
+    def configure(
+        self, settings: Telemetry, upstreams: Iterable[str] = (), subsystems: Mapping[str, str] | None = None
+    ) -> None:
+        """At the start and on each reload. Files, rings and export stay as they were begun."""
+        self._slow = settings.slow_threshold
+        self._access = settings.log.access
+        self._sample_every = settings.healthy_sample
+        self._until_sample = settings.healthy_sample
+        self.log.configure(settings.log.format, settings.log.level)
+        self.metrics.configure(upstreams)
+        if subsystems is not None:
+            self.aggregates.subsystems = subsystems
+
+    # ---- the record ----------------------------------------------------------------------------------------------
+
+    def observe(self, session: Session, complete: Callable[[], None] | None = None) -> None:
+        """A finished session. `complete` fills in what only kept sessions need (client, user agent, …), and is called
+        before one is kept, so that healthy ones do not pay for it."""
+        try:
+            self.metrics.observe(session)
+            self.aggregates.observe(session)
+            trace = session.trace
+            if session.outcome == "first_try" and session.ended - session.started <= self._slow:
+                self._until_sample -= 1
+                if self._until_sample and not self._access and (trace is None or not trace.sampled):
+                    if trace is not None:
+                        self.metrics.spans["unsampled"] += 1 + len(session.attempts)
+                    return
+            self._observe_closely(session, complete)
+        except Exception as error:  # the request is over and was served; only telemetry has a problem
+            self._failed(error)
+
+    def _observe_closely(self, session: Session, complete: Callable[[], None] | None) -> None:
+        interesting = is_interesting(session, self._slow)
+        trace = session.trace
+        sampled = trace is not None and trace.sampled
+        if complete is not None:
+            complete()
+        if interesting:
+            self.sessions.keep(session)
+            self.events.session_ended(session)
+            self._log_session(session, log_lines.level_of(session), Event.SESSION)
+            self._record_errors(session)
+        elif self._until_sample <= 0:
+            self._until_sample = self._sample_every
+            if self._sample_every:
+                self.sessions.sample(session)
+        if self._access and not interesting:
+            self._log_session(session, "info", Event.ACCESS)
+        if trace is None or self.export is None:
+            return
+        if sampled or interesting:
+            self.metrics.exemplify(session, self._wall(session.ended))
+            self.export.spans(session)
+        else:
+            self.metrics.spans["unsampled"] += 1 + len(session.attempts)
+
+    def _log_session(self, session: Session, level: str, event: str) -> None:
+        fields = partial(log_lines.session_fields, session, self.redactor)
+        access = event == Event.ACCESS
+        self.log.event(level, event, session.upstream, self._monotonic(), fields, limited=not access)
+        if self.export is not None and not access:
+            self.export.log(level, event, self._wall(session.ended), fields)
+
+    def _record_errors(self, session: Session) -> None:
+        if self._error_records is None or all(attempt.code is None for attempt in session.attempts):
+            return
+        if not (
+            self._error_rate.take(session.upstream, self._monotonic())
+            and self.writer.put(self._error_records.write, session)
+        ):
+            self.metrics.log_suppressed["error"] += 1
+
+    def show(self, session: Session, *, explained: bool = False) -> dict[str, Any]:
+        """A RetrySession for the admin port; `explained` with its explanation."""
+        shown = serialise(session, self._wall, self.redactor, self._server_id)
+        if explained:
+            shown["summary"] = explain.summary(session)
+            shown["explanation"] = explain.as_json(session, self.redactor)
+        return shown
+
+    # ---- state changes -------------------------------------------------------------------------------------------
+
+    def breaker_changed(self, upstream: str, endpoint: str, from_state: str, to_state: str, why: str = "") -> None:
+        """A breaker moved; `why` in words, for example `5 failures in a row` or `forced by an operator`."""
+        self.metrics.breaker_moved(upstream, endpoint, from_state, to_state)
+        body = f"breaker of {upstream} at {self.redactor.url(endpoint)} went from {from_state} to {to_state}"
+        facts = {"upstream": upstream, "endpoint": endpoint, "from_state": from_state, "to_state": to_state, "why": why}
+        level = "warn" if to_state == "open" else "info"
+        self._tell(_BREAKER_EVENTS[to_state], level, Event.BREAKER, body + (f": {why}" if why else ""), facts)
+
+    def breaker_would_open(self, upstream: str, endpoint: str, why: str = "") -> None:
+        """`monitor_only` kept a breaker closed."""
+        self.metrics.breaker_would_open(upstream)
+        body = f"breaker of {upstream} would have opened, monitor_only is on" + (f": {why}" if why else "")
+        facts = {"upstream": upstream, "endpoint": endpoint, "why": why}
+        self._log_facts("warn", Event.BREAKER, body, facts, self._wall_now())
+
+    def config_changed(self, ok: bool, summary: str, **facts: Any) -> None:
+        """A reload came into force, or was refused. `summary` says what changed or what is wrong."""
+        self.metrics.config_reloaded(ok, self._wall_now())
+        level, said = ("info", "configuration reloaded") if ok else ("error", "configuration not changed")
+        self._tell("config_changed", level, Event.CONFIG, f"{said}: {summary}", {"ok": ok, "summary": summary, **facts})
+
+    def dead_lettered(self, upstream: str, dlq_id: str, reason: str, session: Session | None = None) -> None:
+        """A request was stored; `reason` is its error code."""
+        self.metrics.stored.dead_lettered(upstream, reason)
+        facts = {"upstream": upstream, "dlq_id": dlq_id, "reason": reason}
+        body = f"a request to {upstream} is kept as dead letter {dlq_id} ({reason})"
+        self._tell("dead_lettered", "warn", Event.DLQ_ENQUEUED, body, facts, session)
+
+    def replayed(self, upstream: str, dlq_id: str, outcome: str, session: Session | None = None) -> None:
+        """A replay ended: completed, failed, escalated or discarded."""
+        self.metrics.stored.dead_letter_replayed(upstream, outcome)
+        facts = {"upstream": upstream, "dlq_id": dlq_id, "outcome": outcome}
+        level = "info" if outcome in ("completed", "discarded") else "warn"
+        body = f"replay of dead letter {dlq_id} to {upstream}: {outcome}"
+        self._tell("replayed", level, Event.DLQ_REPLAYED, body, facts, session)
+
+    def escalated(self, upstream: str, dlq_id: str, error_class: str) -> None:
+        """The same fatal error again: somebody has to look."""
+        facts = {"upstream": upstream, "dlq_id": dlq_id, "error_class": error_class, "severity": "critical"}
+        body = f"dead letter {dlq_id} of {upstream} failed with {error_class} again; see `sidecar dlq show {dlq_id}`"
+        self._tell("escalated", "error", Event.DLQ_ESCALATED, body, facts)
+
+    def internal_error(self, component: str, body: str, error: BaseException, **fields: object) -> None:
+        """A fault of our own."""
+        self.metrics.internal_error(component)
+        self.log.exception(body, error, **fields)
+
+    def _tell(
+        self, event_type: str, level: str, event: str, body: str, facts: dict[str, Any], session: Session | None = None
+    ) -> None:
+        at = self._wall_now()
+        try:
+            self.events.state_changed(event_type, at, facts, session)
+            self._log_facts(level, event, body, facts, at, session)
+        except Exception as error:  # as in `observe`: what is told of must not suffer from the telling
+            self._failed(error)
+
+    def _log_facts(
+        self, level: str, event: str, body: str, facts: dict[str, Any], at: float, session: Session | None = None
+    ) -> None:
+        trace = {} if session is None else log_lines.trace_fields(session)
+        shown = {name: self.redactor.text(value) if isinstance(value, str) else value for name, value in facts.items()}
+        upstream = shown.pop("upstream", None)
+        named = {} if upstream is None else {Attribute.UPSTREAM: upstream}
+        fields = {Field.BODY: self.redactor.text(body), **trace, **named, **shown}
+        self.log.event(level, event, str(upstream), self._monotonic(), lambda: fields)
+        if self.export is not None:
+            self.export.log(level, event, at, lambda: fields)
+
+    # ---- upkeep --------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Once a second, from the event loop."""
+        if self.export is not None:
+            self.export.tick(now)
+        if now >= self._expire_at:
+            self._expire_at = now + _EXPIRE_EVERY
+            self.sessions.expire(now)
+            if self._error_records is not None:
+                self.writer.put(self._error_records.expire)
+            if self._event_file is not None:
+                self.writer.put(self._event_file.expire)
+
+    def close(self, timeout: float = _CLOSE_WITHIN) -> None:
+        """Hand over what is queued, for at most so long. It waits: call it in a thread, after the last request."""
+        self.events.close()
+        if self.export is not None:
+            self.export.close(timeout)
+        self.log.detach()
+        self.writer.close(timeout)
+        if self._error_records is not None:
+            self._error_records.close()
+        if self._event_file is not None:
+            self._event_file.close()
+
+    def _wall_now(self) -> float:
+        return self._wall(self._monotonic())
+
+    def _begin_export(self, environ: Mapping[str, str], server_id: str) -> Export | None:
+        try:
+            wanted = otel_settings.read(environ)
+            return None if wanted is None else begin_export(wanted, self, server_id)
+        except otel_settings.BadVariable as bad:
+            self.log.error(
+                Event.TELEMETRY, f"{bad}; nothing is exported until it is corrected and the sidecar restarted"
+            )
+            return None
+
+    def _open_event_file(self, settings: Telemetry) -> RotatingFile | None:
+        wanted = settings.events
+        if wanted.file is None:
+            return None
+        path = Path(wanted.file)
+        file = RotatingFile(path, wanted.max_bytes, wanted.keep, wanted.ttl, self._wall_now, self._file_refused)
+        self.writer.flushers.append(file.flush)
+        return file
+
+    def _event_to_file(self, event: RetryEvent) -> None:
+        if not self.writer.put(self._write_event, event):
+            self.metrics.log_suppressed["info"] += 1
+
+    def _write_event(self, event: RetryEvent) -> None:
+        assert self._event_file is not None
+        self._event_file.append(as_line(event, self.redactor))
+
+    def _file_refused(self, message: str) -> None:
+        self.log.error(Event.TELEMETRY, message)
+
+    def _job_failed(self, error: Exception) -> None:
+        """In the writer's thread: what it was writing is lost, and said."""
+        self.metrics.internal_error("telemetry")
+        self.log.error(Event.TELEMETRY, f"a record could not be written: {error!r}")
+
+    def _failed(self, error: Exception) -> None:
+        self.metrics.internal_error("telemetry")
+        self.log.exception("telemetry failed; the request was not touched", error)
