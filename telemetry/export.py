@@ -1,33 +1,44 @@
 """What leaves the process: spans, and log records and metrics when asked for.
 
-Law: OpenTelemetry's SDK and exporters are imported here and below, and only when something is exported: they cost
+Law: OpenTelemetry's SDK and exporters are imported below this file and only when something is exported: they cost
 memory and start-up time that nobody without a collector should pay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from telemetry.logs import Log
+from telemetry.metrics import Metrics
+from telemetry.names import Event
 from telemetry.otel_settings import OtelSettings
 from telemetry.record import Session
-from telemetry.traces import Sampler
+from telemetry.redact import Redactor
+from telemetry.sessions import Wall
 
-if TYPE_CHECKING:
-    from telemetry.signals import Signals
+Fields = Callable[[], Mapping[str, Any]]
+
+
+class Surroundings(NamedTuple):
+    """What an export needs of the rest."""
+
+    metrics: Metrics
+    log: Log
+    redactor: Redactor
+    wall: Wall
+    wall_now: Callable[[], float]
+    server_id: str
 
 
 class Export(Protocol):
-    """What `Signals` needs of it."""
-
-    sampler: Sampler
-    traces: object | None
+    """What `Signals` needs of an export."""
 
     def spans(self, session: Session) -> None:
         """The trace of this session is kept."""
         ...
 
-    def log(self, level: str, event: str, at: float, fields: Callable[[], Mapping[str, Any]]) -> None:
+    def log(self, level: str, event: str, at: float, fields: Fields) -> None:
         """A line about traffic, for whoever collects logs."""
         ...
 
@@ -40,6 +51,17 @@ class Export(Protocol):
         ...
 
 
-def begin_export(wanted: OtelSettings, signals: Signals, server_id: str) -> Export | None:
+def begin_export(wanted: OtelSettings, surroundings: Surroundings) -> Export | None:
     """Connects to nothing yet. None, and a line in the log, when an exporter cannot be made."""
-    return None
+    from telemetry.otlp import Otlp
+
+    try:
+        return Otlp(wanted, surroundings)
+    except Exception as error:  # a certificate file that is not there, a variable only the exporter reads, …
+        message = surroundings.redactor.text(str(error))
+        surroundings.log.error(
+            Event.TELEMETRY,
+            f"export over OTLP cannot begin: {type(error).__name__}: {message}; check the OTEL_EXPORTER_OTLP_* "
+            "variables and restart. Everything else goes on without it.",
+        )
+        return None

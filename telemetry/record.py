@@ -122,10 +122,12 @@ class Session:
         "dlq_id",
         "ended",
         "fallback_from",
+        "forwarded",
         "host",
         "message",
         "method",
         "operation",
+        "origin",
         "outcome",
         "policy_id",
         "request_bytes",
@@ -171,7 +173,11 @@ class Session:
         self.fallback_from: str | None = None
         """The upstream that was asked for, when its `fallback` answered."""
         self.dlq_id: str | None = None
+        self.origin: Trace | None = None
+        """Of a replay: the trace in which the request was first made."""
         # Filled only for sessions that are kept (see telemetry/sessions.py), so that healthy ones pay nothing.
+        self.forwarded = ""
+        """Path and query as sent upstream, where a stripped prefix makes them differ from the target's."""
         self.host = ""
         """`host:port` of the target."""
         self.subsystem: str | None = None

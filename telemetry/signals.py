@@ -18,7 +18,7 @@ from telemetry import explain, log_lines, otel_settings
 from telemetry.aggregates import Aggregates
 from telemetry.error_records import ErrorRecords
 from telemetry.events import Events, RetryEvent, as_line
-from telemetry.export import Export, begin_export
+from telemetry.export import Export, Surroundings, begin_export
 from telemetry.logs import Log
 from telemetry.metrics import Metrics
 from telemetry.names import Attribute, Event, Field
@@ -27,7 +27,7 @@ from telemetry.record import Session
 from telemetry.redact import Redactor
 from telemetry.rotating import RotatingFile
 from telemetry.sessions import Sessions, Wall, is_interesting, serialise
-from telemetry.traces import Ids, Traces
+from telemetry.traces import Ids, Sampler, Traces
 from telemetry.writer import Writer
 
 _ERROR_RECORD_RATE, _ERROR_RECORD_BURST = 50.0, 500.0
@@ -82,8 +82,7 @@ class Signals:
                 state_dir / "logs", codes or registry(), wall, self._wall_now, self.redactor, self._file_refused
             )
             self.writer.flushers.append(self._error_records.flush)
-        self.export = self._begin_export(environ, server_id)
-        sampler = self.export.sampler if self.export is not None and self.export.traces is not None else None
+        self.export, sampler = self._begin_export(environ, server_id)
         self.traces = Traces(ids, sampler)
         self.begin = self.traces.begin
         self._expire_at = monotonic() + _EXPIRE_EVERY
@@ -141,6 +140,8 @@ class Signals:
         if trace is None or self.export is None:
             return
         if sampled or interesting:
+            for attempt in session.attempts:
+                attempt.span_id = attempt.span_id or self.traces.new_span_id()  # none was sent upstream
             self.metrics.exemplify(session, self._wall(session.ended))
             self.export.spans(session)
         else:
@@ -270,15 +271,20 @@ class Signals:
     def _wall_now(self) -> float:
         return self._wall(self._monotonic())
 
-    def _begin_export(self, environ: Mapping[str, str], server_id: str) -> Export | None:
+    def _begin_export(self, environ: Mapping[str, str], server_id: str) -> tuple[Export | None, Sampler | None]:
+        """What is exported, and the sampler when spans are."""
         try:
             wanted = otel_settings.read(environ)
-            return None if wanted is None else begin_export(wanted, self, server_id)
         except otel_settings.BadVariable as bad:
             self.log.error(
                 Event.TELEMETRY, f"{bad}; nothing is exported until it is corrected and the sidecar restarted"
             )
-            return None
+            return None, None
+        if wanted is None:
+            return None, None
+        around = Surroundings(self.metrics, self.log, self.redactor, self._wall, self._wall_now, server_id)
+        export = begin_export(wanted, around)
+        return export, wanted.sampler if export is not None and wanted.traces is not None else None
 
     def _open_event_file(self, settings: Telemetry) -> RotatingFile | None:
         wanted = settings.events

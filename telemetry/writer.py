@@ -23,6 +23,7 @@ class Writer:
         self._capacity = capacity
         self._failed = failed
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._closed = False
         self.flushers: list[Callable[[], None]] = []
         self.dropped = 0
@@ -34,9 +35,14 @@ class Writer:
             return False
         self._jobs.put((job, arguments))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="telemetry-writer", daemon=True)
-            self._thread.start()
+            self._start()
         return True
+
+    def _start(self) -> None:
+        with self._starting:  # exporters tell of their troubles from threads of their own
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="telemetry-writer", daemon=True)
+                self._thread.start()
 
     def flush(self, timeout: float = 5.0) -> bool:
         """Wait until everything handed over so far is done. Not for the event loop."""
