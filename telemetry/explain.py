@@ -198,11 +198,14 @@ class _Story:
     def _not_retried(self, reason: str, decision: Decision | None) -> None:
         known = REASONS.get(reason)
         telling = known(self._session) if known is not None else Telling(f"{reason}.", "", "")
-        self._tell(
-            f"Not retried: {telling.what}",
-            rule=(decision.rule if decision is not None else "") or telling.rule,
-            remedy=(decision.remedy if decision is not None else "") or telling.remedy,
-        )
+        what, rule, remedy = telling
+        if decision is not None:
+            remedy = decision.remedy or remedy
+            if reason == "not_resendable" and decision.rule:
+                what = f"{decision.rule}, so it may have been executed."  # the rule is the fact; ours is the principle
+            else:
+                rule = decision.rule or rule
+        self._tell(f"Not retried: {what}", rule, remedy)
 
     # ---- ending ----------------------------------------------------------------------------------------------
 

@@ -163,7 +163,8 @@ def _failed(session: Session, redactor: Redactor) -> str:
 LAST_WORDS: dict[str, Callable[[Session, Redactor], str]] = {
     "first_try": lambda s, r: f"The app got {s.status} after {seconds(s.ended - s.started)}.",
     "recovered": lambda s, r: (
-        f"The app got {s.status} and saw none of the {counted(sum(a.code is not None for a in s.attempts), 'failure')}."
+        f"The app got {s.status} and saw nothing of the "
+        f"{counted(sum(attempt.code is not None for attempt in s.attempts), 'failure')}."
     ),
     "deduplicated": lambda s, r: (
         f"The app got the stored answer ({s.status}) to the same idempotency key; nothing was sent."
