@@ -135,12 +135,13 @@ class Collected:
         yield from map(_family, missing.values())
 
     def _parts(self) -> Iterator[Metric]:
+        living = tuple(self._metrics.live())
         yield from self._of_requests()
         yield from self._of_attempts()
-        yield from self._of_breakers()
+        yield from self._of_breakers(living)
         yield from self._of_stored()
         yield from self._of_itself()
-        for family in self._metrics.live():
+        for family in living:
             for start in range(0, len(family.samples) or 1, SLICE):
                 part = Metric(family.name, family.documentation, family.type)
                 part.samples = family.samples[start : start + SLICE]
@@ -204,9 +205,16 @@ class Collected:
         yield from simple(names.SUPPRESSED_RETRIES, self._per_word(lambda tally: tally.suppressed))
         yield from timed(names.CONNECTION_WAIT, (((u,), t.connection_wait, 0, 0) for u, t in self._tallies()))
 
-    def _of_breakers(self) -> Iterator[Metric]:
+    def _of_breakers(self, living: Iterable[Metric]) -> Iterator[Metric]:
         tallies = self._tallies
-        yield from simple(names.BREAKER_TRANSITIONS, tuple(self._metrics.transitions.items()))
+        moves = {
+            (sample.labels["upstream"], sample.labels["endpoint"], *move): 0
+            for family in living
+            if family.name == names.BREAKER_STATE.name
+            for sample in family.samples
+            for move in names.BREAKER_MOVES
+        }
+        yield from simple(names.BREAKER_TRANSITIONS, tuple((moves | self._metrics.transitions).items()))
         yield from simple(names.BREAKER_REJECTIONS, (((u,), t.rejections) for u, t in tallies()))
         yield from simple(names.BREAKER_PROBES, self._per_word(lambda tally: tally.probes))
         yield from simple(names.BREAKER_WOULD_OPEN, (((u,), t.would_open) for u, t in tallies()))

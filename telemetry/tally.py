@@ -107,7 +107,15 @@ class Tally:
     @property
     def used(self) -> bool:
         """False for a label that only ever stood for refusals: it gets no attempts, not even zeros."""
-        return self.configured or self.healthy > 0 or bool(self.attempts)
+        return bool(
+            self.configured
+            or self.healthy
+            or self.attempts
+            or self.rejections
+            or self.would_open
+            or self.caller_resends
+            or any(self.suppressed.values())
+        )
 
     def new_pair(self, method: str, status: int) -> None:
         """A method and status not seen before at this upstream: bounded, so that a peer cannot create series."""
