@@ -140,9 +140,9 @@ class Aggregates:
             self.observe(session)
             return
         key = (session.upstream, session.policy_id)
-        if minute in self._minutes:
-            self._minutes[minute].setdefault(key, Cell()).add(session)
-        if minute // 60 > self._minute // 60 - HOURS:
+        if minute > self._minute - MINUTES:
+            self._minutes.setdefault(minute, {}).setdefault(key, Cell()).add(session)
+        if self._minute > minute > (self._minute // 60 - HOURS + 1) * 60 - 1:  # the current minute is folded later
             self._hours.setdefault(minute // 60, {}).setdefault(key, Cell()).add(session)
 
     def _turn(self, minute: int) -> None:
