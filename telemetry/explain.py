@@ -67,11 +67,15 @@ def as_text(session: Session, redactor: Redactor) -> str:
 
 def summary(session: Session) -> str:
     """The story in one line, for logs and lists."""
-    name = f"{session.upstream} {session.operation}" if session.operation else session.upstream
+    name = "no upstream" if session.upstream == "_none" else session.upstream
+    if session.operation:
+        name += f" {session.operation}"
     made = len(session.attempts)
-    tries = f" in {counted(made, 'attempt')}" if made > 1 else ""
+    tries = f" after {counted(made, 'attempt')}" if made > 1 and session.outcome != "first_try" else ""
     what = f"{session.method} to {name} {ENDINGS.get(session.outcome, session.outcome)}{tries}"
     result = session.code or (str(session.status) if session.status else "")
+    if session.suppressed is not None:
+        result += f", not retried: {session.suppressed}"
     return f"{what}, {seconds(session.ended - session.started)}" + (f" ({result})" if result else "")
 
 
@@ -88,7 +92,7 @@ class _Story:
         for number, attempt in enumerate(attempts, 1):
             self._attempt(number, attempt)
             last = number == len(attempts)
-            if attempt.code is not None and not (last and self._session.outcome == "cancelled"):
+            if attempt.code is not None:
                 self._decision(attempt, None if last else attempts[number])
         self._ending()
         return self._steps
@@ -106,7 +110,8 @@ class _Story:
         else:
             operation = f", operation {session.operation}" if session.operation else ""
             stage = f", stage {session.stage}" if session.stage else ""
-            where = "no upstream" if session.upstream == "_none" else f"upstream {session.upstream}"
+            asked_for = session.fallback_from or session.upstream
+            where = "no upstream" if asked_for == "_none" else f"upstream {asked_for}"
             self._tell(
                 f"{session.method} {self._redactor.url(session.target)} arrived for {where}{operation}{stage}, "
                 f"under policy {session.policy_id}."
@@ -140,16 +145,21 @@ class _Story:
         reused = " on a kept-alive connection" if attempt.reused else ""
         took = seconds(attempt.ended - attempt.started)
         start = f"Attempt {number}{kind} to {self._redactor.url(attempt.endpoint)}{via}{reused}{probing}"
-        if attempt.code is None:
-            answered = f"was answered with {attempt.status}" if attempt.status else "was connected"
-            self._tell(f"{start} {answered} after {took}.")
-            return
-        self._tell(f"{start} failed after {took}: {self._failure(attempt)}.")
+        self._tell(f"{start} {self._came_out(attempt, took)}.")
 
-    def _failure(self, attempt: Attempt) -> str:
-        said = f"answered {attempt.status}" if attempt.status else HOW_FAR[attempt.phase]
+    def _came_out(self, attempt: Attempt, took: str) -> str:
+        code, status = attempt.code, attempt.status
+        if code == "CLIENT_DISCONNECTED":
+            return f"was under way for {took} when the app went away"
+        if code is None:
+            return f"was answered with {status} after {took}" if status else f"was connected after {took}"
         message = self._redactor.text(attempt.message or "").rstrip(".")
-        return f"{attempt.code}, {said}" + (f" ({message})" if message else "")
+        why = f"{code} ({message})" if message else code
+        if not status:
+            return f"failed after {took}, {HOW_FAR[attempt.phase]}: {why}"
+        if self._session.outcome == "failed_streaming":
+            return f"was answered with {status} and broke off after {took}: {why}"
+        return f"was answered with {status} after {took}: {why}"
 
     # ---- decisions -------------------------------------------------------------------------------------------
 
@@ -164,6 +174,10 @@ class _Story:
             )
         elif following is not None:
             self._retried(attempt, following, decision)
+        elif self._session.outcome == "cancelled":
+            if decision is not None and decision.delay is not None:
+                wait = seconds(decision.delay)
+                self._tell(f"To be retried after {wait}, but the app went away during the wait.", decision.rule)
         elif self._session.outcome == "failed_streaming":
             self._not_retried("response_started", decision)
         elif decision is not None:
@@ -178,7 +192,7 @@ class _Story:
         where = f" at another endpoint, {self._redactor.url(following.endpoint)}" if elsewhere else ""
         wait = f"after {seconds(following.delay)}" if following.delay > 0 else "at once"
         self._tell(
-            f"Retried {wait}{where}: {attempt.code} may pass, and the request may be sent again "
+            f"Retried {wait}{where}: {attempt.code} is worth a retry, and the request may be sent again "
             f"({self._why_resendable(attempt)}).",
             rule=decision.rule if decision is not None else f"policies.{following.policy_id}",
             remedy=decision.remedy if decision is not None else "",
@@ -212,11 +226,15 @@ class _Story:
     def _ending(self) -> None:
         session = self._session
         self._now = session.ended - session.started
-        self._tell(LAST_WORDS.get(session.outcome, unnamed)(session, self._redactor))
+        rule = remedy = ""
+        if session.outcome == "breaker_open" and not session.attempts:
+            _, rule, remedy = REASONS["breaker_open"](session)
+        elif session.outcome == "denied" and session.code is not None:
+            remedy = f"what `GET /errors/{session.code}` says under resolution"
+        self._tell(LAST_WORDS.get(session.outcome, unnamed)(session, self._redactor), rule, remedy)
         if session.dlq_id is not None:
             self._tell(
-                f"The request is kept as dead letter {session.dlq_id}.",
+                f"The request is kept as dead letter {session.dlq_id}: see it with `sidecar dlq show "
+                f"{session.dlq_id}`, send it again with `sidecar dlq replay {session.dlq_id}`.",
                 rule=f"upstreams.{session.upstream}.dead_letter",
-                remedy=f"see it with `sidecar dlq show {session.dlq_id}`, send it again with `sidecar dlq replay "
-                f"{session.dlq_id}`",
             )

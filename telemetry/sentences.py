@@ -21,10 +21,10 @@ ENDINGS = {
     "rejected": "was rejected by the upstream",
     "denied": "was refused by the sidecar",
     "cancelled": "was given up by the app",
-    "exhausted": "failed, no attempts left",
+    "exhausted": "failed",
     "not_retryable": "failed and may not be sent again",
-    "budget": "failed, retry budget spent",
-    "deadline": "failed, no time left",
+    "budget": "failed with the retry budget spent",
+    "deadline": "failed with no time left for a retry",
     "breaker_open": "was refused by an open breaker",
     "failed_streaming": "broke off in the middle of the answer",
     "internal": "failed inside the sidecar",
@@ -44,10 +44,10 @@ def counted(number: int, noun: str) -> str:
 
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 HOW_FAR = {
-    NOT_CONNECTED: "nothing was sent, there was no connection",
-    CONNECTED: "connected, but nothing was written",
+    NOT_CONNECTED: "there was no connection and nothing was sent",
+    CONNECTED: "there was a connection but nothing was written",
     PARTLY_SENT: "the request was sent in part",
-    SENT: "the request was sent whole, no answer came",
+    SENT: "the request was sent whole and no answer came",
 }
 REASON_OF = {
     "not_retryable": "not_resendable",
@@ -80,12 +80,19 @@ def _not_resendable(session: Session) -> Telling:
     )
 
 
+def _no_attempts_left(session: Session) -> Telling:
+    last = _last(session)
+    policy = last.policy_id if last is not None else session.policy_id
+    made = len(session.attempts)
+    return Telling(
+        f"policy {policy} allows one attempt only." if made < 2 else f"policy {policy} allows {made} attempts.",
+        f"policies.{policy}.max_attempts",
+        f"a higher max_attempts in policy {policy}",
+    )
+
+
 REASONS: dict[str, Callable[[Session], Telling]] = {
-    "attempts": lambda s: Telling(
-        f"the {counted(len(s.attempts), 'attempt')} that policy {s.attempts[-1].policy_id} allows were made.",
-        f"policies.{s.attempts[-1].policy_id}.max_attempts",
-        f"a higher max_attempts in policy {s.attempts[-1].policy_id}",
-    ),
+    "attempts": _no_attempts_left,
     "stage_budget": lambda s: Telling(
         f"workflow {s.workflow or '(none)'} has used up the attempts of stage {s.stage or '(none)'}.",
         f"stages.{s.stage}" if s.stage else "stages",
@@ -130,7 +137,7 @@ REASONS: dict[str, Callable[[Session], Telling]] = {
     "draining": lambda s: Telling(
         "the sidecar was shutting down.",
         "no retry is begun during a drain",
-        "a longer shutdown_grace lets attempts finish, but begins none",
+        "",
     ),
     FATAL: lambda s: Telling(
         f"{(_last(s) or s).code} is final, the same request would fail the same way.",
@@ -138,6 +145,10 @@ REASONS: dict[str, Callable[[Session], Telling]] = {
         f"what `GET /errors/{(_last(s) or s).code}` says under resolution",
     ),
 }
+
+
+def _failures(count: int) -> str:
+    return "the failure" if count == 1 else f"the {counted(count, 'failure')}"
 
 
 def unnamed(session: Session, redactor: Redactor) -> str:
@@ -163,8 +174,7 @@ def _failed(session: Session, redactor: Redactor) -> str:
 LAST_WORDS: dict[str, Callable[[Session, Redactor], str]] = {
     "first_try": lambda s, r: f"The app got {s.status} after {seconds(s.ended - s.started)}.",
     "recovered": lambda s, r: (
-        f"The app got {s.status} and saw nothing of the "
-        f"{counted(sum(attempt.code is not None for attempt in s.attempts), 'failure')}."
+        f"The app got {s.status} and saw nothing of {_failures(sum(a.code is not None for a in s.attempts))}."
     ),
     "deduplicated": lambda s, r: (
         f"The app got the stored answer ({s.status}) to the same idempotency key; nothing was sent."
