@@ -34,6 +34,11 @@ _SHAPES = re.compile(  # credentials that are recognised without a name beside t
     r"|\bgh[pousr]_\w{20,}"
     r"|\bxox[abeoprs]-[\w\-]{10,}"
 )
+# Fields whose value may be several words: all of the line goes.
+_FIELD = re.compile(
+    r"\b(authorization|proxy-authorization|cookie|set-cookie|www-authenticate)([\"']?\s{0,3}[:=])[^\r\n]+",
+    re.IGNORECASE,
+)
 # `name=value`, `name: value`, `"name": "value"` in running text.
 _PAIR = re.compile(r"([\w\-]{2,64})([\"']?\s{0,3}[=:]\s{0,3})(\"[^\"]{0,2000}\"|'[^']{0,2000}'|[^\s,;&\"'})\]]+)")
 
@@ -94,8 +99,8 @@ class Redactor:
 
     @staticmethod
     def _authority(authority: str) -> str:
-        userinfo, at, host = authority.rpartition("@")
-        return f"{MASK}:{MASK}@{host}" if at and userinfo is not None else authority
+        _, at, host = authority.rpartition("@")
+        return f"{MASK}:{MASK}@{host}" if at else authority
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
@@ -114,14 +119,19 @@ class Redactor:
         """A message, an exception, a user agent: urls, `name=value` pairs and known shapes of credentials."""
         if len(text) > _LONGEST_TEXT:
             text = text[:_LONGEST_TEXT] + "…"
-        text = _URL.sub(lambda found: self.url(found[0]), text)
+        text = _URL.sub(self._url_in_text, text)
+        text = _FIELD.sub(lambda found: f"{found[1]}{found[2]} {MASK}", text)
         text = _SCHEME.sub(lambda found: f"{found[1]} {MASK}", text)
         text = _PAIR.sub(self._pair, text)
         return _SHAPES.sub(MASK, text)
 
+    def _url_in_text(self, found: re.Match[str]) -> str:
+        url = found[0].rstrip(".,:;)]}")  # the sentence's, not the url's
+        return self.url(url) + found[0][len(url) :]
+
     def _pair(self, found: re.Match[str]) -> str:
         name = found[1]
-        if found[3] in ("Bearer", "Basic") or not (self.hides(name) or hides_header(name)):
+        if not (self.hides(name) or hides_header(name)):
             return found[0]
         if found[2].strip().startswith(":") and name.lower() in _ORDINARY_WORDS:
             return found[0]  # "code: 503" is prose; "code=…" is a parameter
