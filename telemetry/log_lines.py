@@ -24,7 +24,9 @@ def level_of(session: Session) -> str:
 
 def session_fields(session: Session, redactor: Redactor) -> dict[str, Any]:
     """One session with all its tries."""
-    path, _, query = redactor.url(session.target).partition("?")
+    url, _, query = redactor.url(session.target).partition("?")
+    authority, slash, path = url.rpartition("://")[2].partition("/")
+    host, _, port = (session.host or authority).rpartition(":")
     fields: dict[str, Any] = {
         Field.BODY: summary(session),
         **trace_fields(session),
@@ -34,9 +36,10 @@ def session_fields(session: Session, redactor: Redactor) -> dict[str, Any]:
         Attribute.OPERATION: session.operation,
         Attribute.POLICY: session.policy_id,
         Attribute.METHOD: session.method,
-        Attribute.URL_PATH: path,
+        Attribute.URL_PATH: slash + path,
         Attribute.URL_QUERY: query,
-        Attribute.SERVER_ADDRESS: session.host,
+        Attribute.SERVER_ADDRESS: host or port,
+        Attribute.SERVER_PORT: int(port) if host and port.isdigit() else None,
         Attribute.CLIENT_ADDRESS: session.client,
         Attribute.STATUS: session.status,
         Attribute.ERROR_TYPE: session.code,

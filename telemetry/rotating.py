@@ -8,6 +8,7 @@ them. A disk that refuses costs lines, never an exception: the first refusal is 
 from __future__ import annotations
 
 import gzip
+import itertools
 import os
 import shutil
 import time
@@ -94,8 +95,7 @@ class RotatingFile:
         self._file.close()
         self._file = None
         now = self._wall()
-        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)) + f"{int(now % 1 * 1_000_000):06d}"
-        aside = self._path.with_name(f"{self._path.stem}-{stamp}{self._path.suffix}")
+        aside = self._aside(now)
         self._path.rename(aside)
         unfinished = aside.with_name(aside.name + ".part")
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -107,6 +107,15 @@ class RotatingFile:
         unfinished.rename(aside.with_name(aside.name + ".gz"))
         aside.unlink()
         self.expire()
+
+    def _aside(self, now: float) -> Path:
+        """A name that is free, whatever the clock did since the last time."""
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)) + f"{int(now % 1 * 1_000_000):06d}"
+        for number in itertools.count():
+            path = self._path.with_name(f"{self._path.stem}-{stamp}-{number:03d}{self._path.suffix}")
+            if not path.exists() and not path.with_name(path.name + ".gz").exists():
+                break
+        return path
 
     def _refuse(self, error: OSError) -> None:
         self.lost += 1

@@ -83,8 +83,10 @@ class Sessions:
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page:
-        """Newest first. `since` is wall time; `code` matches the session's or any attempt's. A cursor that is not a
-        number is a ValueError."""
+        """Newest first. `since` is wall time; `code` matches the session's or any attempt's. ValueError for a cursor
+        that was never given out."""
+        if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+            raise ValueError("cursor: not one of this list; leave it out to begin with the newest")
         before = self._count + 1 if cursor is None else int(cursor)
         earliest = float("-inf") if since is None else since
 
