@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 import orjson
 
-from config.errors import registry
+from config.errors import ErrorCode
 from sidecar import clock
 
 
@@ -35,8 +35,9 @@ def status_line(status: int, reason: bytes) -> bytes:
 class Answers:
     """Builds error answers. `documentation` is where the pages of the error codes are served."""
 
-    def __init__(self, documentation: str) -> None:
+    def __init__(self, documentation: str, registry: Mapping[str, ErrorCode]) -> None:
         self.documentation = documentation
+        self._registry = registry
 
     def error(
         self,
@@ -54,7 +55,7 @@ class Answers:
         without_body: bool = False,
     ) -> tuple[int, bytes]:
         """The status and the whole answer."""
-        entry = registry()[code]
+        entry = self._registry[code]
         shown = status or entry.status
         body = orjson.dumps(
             {

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import fcntl
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -37,7 +38,9 @@ class CannotStart(Exception):
 class Sidecar:
     """Everything that runs. Use `start`, then `stop`."""
 
-    def __init__(self, loaded: Loaded, log: Log, lookup: Lookup | None = None) -> None:
+    def __init__(
+        self, loaded: Loaded, log: Log, lookup: Lookup | None = None, environ: Mapping[str, str] | None = None
+    ) -> None:
         if not getattr(aiohttp.http_parser, "HttpRequestParserC", None):
             raise CannotStart(
                 "aiohttp is installed without its C parser, whose checks the proxy relies on; "
@@ -46,7 +49,7 @@ class Sidecar:
         self.loaded = loaded
         self.settings = loaded.settings
         self.log = log
-        self.proxy = Proxy(self.settings, log, __version__, lookup)
+        self.proxy = Proxy(self.settings, log, __version__, lookup, environ)
         self.api = Api(self.proxy, loaded)
         self._listener = Listener(self.proxy)
         self._server: asyncio.Server | None = None
@@ -94,7 +97,7 @@ class Sidecar:
         grace = self.settings.shutdown_grace if grace is None else grace
         deadline = clock.monotonic() + grace
         self.api.not_ready = "draining"
-        proxy.draining = True  # every answer from here on says `Connection: close`
+        proxy.drain()
         if self._server is not None:
             self._server.close()
         await clock.sleep(min(_LAST_REQUESTS, grace))
@@ -112,6 +115,7 @@ class Sidecar:
         proxy.directory.close()
         proxy.ticker.stop()
         await self._close_servers()
+        await asyncio.get_running_loop().run_in_executor(None, proxy.signals.close)
         self.log.info("sidecar.stopped", "stopped" if in_time else "stopped; the grace ended before all requests did")
         return in_time
 

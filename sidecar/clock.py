@@ -10,6 +10,7 @@ microseconds cheaper per request than a timer each.
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 import time
 from collections.abc import Callable, Coroutine
@@ -20,6 +21,11 @@ TICK = 0.1
 monotonic = time.monotonic
 wall = time.time
 sleep = asyncio.sleep
+_chance = random.Random(secrets.randbits(128))
+random_bits = _chance.getrandbits
+"""So many random bits, for trace ids: unique, cheap, and nothing that has to stay secret."""
+uniform = _chance.uniform
+"""A number between two others, for jitter."""
 
 _background: set[asyncio.Task[Any]] = set()
 

@@ -55,11 +55,18 @@ class Driven:
                 self._coroutine.throw(asyncio.CancelledError())
             except (StopIteration, asyncio.CancelledError):
                 self._ended()
+            except Exception as error:
+                self._broke(error)
+                self._ended()
 
     def _step(self) -> None:
         try:
             wanted = self._coroutine.send(None)
         except (StopIteration, asyncio.CancelledError):
+            self._ended()
+            return
+        except Exception as error:
+            self._broke(error)
             self._ended()
             return
         if wanted is _NEEDS_TASK:
@@ -68,8 +75,14 @@ class Driven:
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            task.exception()  # an exchange answers for its own errors; nothing is left to be told
+            error = task.exception()
+            if error is not None:
+                self._broke(error)
         self._ended()
+
+    def _broke(self, error: BaseException) -> None:
+        """The coroutine failed where it must not: in its own cleaning up."""
+        raise NotImplementedError
 
     @types.coroutine
     def parked(self) -> Generator[Any, None, None]:

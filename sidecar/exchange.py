@@ -1,11 +1,12 @@
 """START READING HERE. One request of the app, from its parsed head to its last byte.
 
-route → admit → attempt → relay → settle, in this order, in `run`. The exchange owns the loop over attempts: it
-asks pure policies what to do and does it. It fills one record; when the app has its answer the record alone
-feeds every signal.
+route → admit → attempt* → relay → settle, in this order, in `run`. The exchange owns the loop over attempts: it
+asks pure policies what to do and does it. It fills one record; when the app has its answer the record alone feeds
+every signal. What happens after a failed attempt is in `retrying.py`, how an answer is passed on in `passed_on.py`,
+what the sidecar answers by itself in `own_answers.py`.
 
-Law: whatever happens, the request ends in exactly one outcome, the upstream connection is either given back
-whole or closed, and an answer once begun is finished or visibly broken off.
+Law: whatever happens, the request ends in exactly one outcome, the upstream connection is either given back whole
+or closed, the breaker's permit is handed back, and an answer once begun is finished or visibly broken off.
 """
 
 from __future__ import annotations
@@ -14,16 +15,13 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from sidecar import clock, relay
-from sidecar.failures import AnsweredHere, AttemptFailed, Malformed, Refused, UploadBroken
+from sidecar.failures import AnsweredHere, AttemptFailed, GaveUp, Malformed, Refused, UploadBroken
 from sidecar.headers import UPGRADE_LINES, ResponseFields, request_head
-from sidecar.incoming import find_destination
-from sidecar.passed_on import PassedOn
-from sidecar.policy.classify import code_of, is_verdict
-from sidecar.policy.resend import may_resend
+from sidecar.incoming import find_destination, find_tunnel
+from sidecar.policy.overrides import NO_OVERRIDES
+from sidecar.retrying import Retrying
 from sidecar.tunnel import check_room
 from sidecar.upstream.connection import UpstreamConnection
-from sidecar.upstream.endpoints import Destination, UpstreamState
-from sidecar.upstream.pool import Pool
 from telemetry.record import SENT, Attempt, Session
 
 if TYPE_CHECKING:
@@ -33,10 +31,10 @@ if TYPE_CHECKING:
     from sidecar.request import Request
 
 
-class Exchange(PassedOn):
+class Exchange(Retrying):
     """See the module's law. After `run`, `keep_alive` and `taken_over` tell the connection how to go on."""
 
-    __slots__ = ("_destination", "continued")
+    __slots__ = ("continued",)
 
     def __init__(self, proxy: Proxy, client: Downstream, request: Request, started: float) -> None:
         self._loop = proxy.loop
@@ -44,11 +42,17 @@ class Exchange(PassedOn):
         self._client = client
         self._request = request
         self._started = started
-        self._destination: Destination | None = None
-        self._upstream: UpstreamState | None = None
-        self._pool: Pool | None = None
-        self._connection: UpstreamConnection | None = None
-        self._upload: asyncio.Task[None] | None = None
+        self._upstream = None
+        self._connection = None
+        self._permit = None
+        self._place = None
+        self._upload = None
+        self._situation = None
+        self._tried = ()
+        self._next_delay = 0.0
+        self._overrides = NO_OVERRIDES
+        self._operation = None
+        self._own_lines = proxy.via_line
         self._answered = False
         self.continued = False
         # What follows an Upgrade that is declined is not HTTP for sure.
@@ -69,15 +73,15 @@ class Exchange(PassedOn):
     async def run(self) -> None:
         record = self.record
         try:
-            if self._request.method == "CONNECT":
-                await self._tunnel()
-            else:
-                self._destination, target = find_destination(self._request, self._proxy)
-                self._admit(self._destination.upstream)
-                await self._attempt(target)
-                sink = self._begin_answer()
-                if sink is not None:
-                    await self._stream(sink)
+            find = find_destination if self._request.method != "CONNECT" else find_tunnel
+            destination, target = find(self._request, self._proxy)
+            self._aim(destination, target)
+            if destination.upstream.turns.bulkhead is not None:
+                await self._take_place()
+            await self._attempts()
+            sink = self._begin_answer()
+            if sink is not None:
+                await self._stream(sink)
         except Malformed as malformed:
             self._answer_malformed(malformed)
             return  # not a session: counted apart
@@ -85,8 +89,8 @@ class Exchange(PassedOn):
             self._answer_refused(refused)
         except AnsweredHere as here:
             self._answer_here(here)
-        except AttemptFailed as failed:
-            self._answer_failed(failed)
+        except GaveUp as gave_up:
+            self._answer_failed(gave_up)
         except UploadBroken as broken:
             self._drop_connection()
             self._answer_broken_upload(broken)
@@ -99,63 +103,83 @@ class Exchange(PassedOn):
         finally:
             self._settle()
 
-    # ---- admit -----------------------------------------------------------------------------------------------
+    # ---- attempts --------------------------------------------------------------------------------------------
 
-    def _admit(self, upstream: UpstreamState) -> None:
-        limit = upstream.max_in_flight
-        if limit is not None and upstream.in_flight >= limit:
-            self.record.upstream = upstream.label
-            raise Refused(
-                "OVERLOADED",
-                f"{upstream.label} already has {limit} requests in flight (max_in_flight)",
-                reason="max_in_flight",
-                retry_after=1,
-            )
-        upstream.in_flight += 1
-        upstream.last_used = self._started
-        self._upstream = upstream
-        self.record.upstream = upstream.label
-
-    # ---- attempt ---------------------------------------------------------------------------------------------
-
-    async def _attempt(self, target: bytes) -> None:
-        """One attempt, plus at most one more on a fresh connection when a kept-alive one turns out to be dead."""
-        assert self._destination is not None and self._upstream is not None
-        pool, host = self._destination.pick()
-        self._pool = pool
-        head = self._request_head(target, host)
-        connection = pool.take()
-        record = self.record
-        kind = "first"
+    async def _attempts(self) -> None:
+        """Attempt after attempt, until there is an answer to pass on. Raises GaveUp when there is none."""
+        record, upstream = self.record, self._destination.upstream
+        kind, now = "first", self._started
+        upstream.budget.request(now)
         while True:
-            attempt = Attempt(kind, pool.label, clock.monotonic() if record.attempts else self._started)
+            if kind != "stale":
+                if not upstream.turns.gate.idle:
+                    await self._wait_at_gate()
+                    now = clock.monotonic()
+                picked = self._destination.pick(now, self._tried)
+                if picked is None:
+                    await self._fall_back(now)
+                    upstream = self._destination.upstream
+                    continue
+                self._choice, self._permit = picked
+            attempt = Attempt(kind, self._choice.label, now)
+            if self._permit.probe:
+                attempt.kind, attempt.breaker = "probe", "half_open"
             record.attempts.append(attempt)
             try:
-                sent_at = attempt.started
-                if connection is None:
-                    await self.become_task()
-                    connection = await pool.dial()
-                    sent_at = clock.monotonic()
-                self._connection = connection
-                attempt.reused = connection.reused
-                self._send(connection, head, sent_at)
-                if not connection.ready:
-                    await self.parked()  # for a whole small answer, or the head of a large one
-                if connection.failure is not None:
-                    raise connection.failure
+                await self._attempt(attempt, fresh=kind == "stale")
             except AttemptFailed as failed:
-                self._attempt_failed(attempt, failed)
-                if kind == "first" and failed.stale and self._may_resend(failed):
-                    kind, connection = "stale", None
-                    continue
-                raise
-            attempt.ended = clock.monotonic()
+                kind, now = await self._after_failure(attempt, failed)
+                continue
+            connection = self._connection
+            if connection is None:
+                break  # a tunnel
             attempt.phase = SENT
             attempt.status = connection.status
-            return
+            if connection.status < 400 and not upstream.classifier.needs_fields_for_success:
+                break
+            code = self._classified(connection)
+            if code is None:
+                break
+            again = await self._after_answer(attempt, code)
+            if again is None:
+                return  # the answer is passed on as it is
+            kind, now = again
+        record.outcome = "first_try" if len(record.attempts) == 1 else "recovered"
+        if record.stage is not None and record.workflow is not None:
+            upstream.terms.stages.succeeded(record.workflow, record.stage)
 
-    def _request_head(self, target: bytes, host: bytes) -> bytes:
-        request = self._request
+    async def _attempt(self, attempt: Attempt, *, fresh: bool) -> None:
+        """Send the request and wait for a whole small answer, or the head of a large one. Raises AttemptFailed."""
+        choice, record = self._choice, self.record
+        if len(record.attempts) > 1:
+            attempt.delay, attempt.policy_id = self._next_delay, self._next_policy
+        else:
+            attempt.policy_id = record.policy_id
+        if record.stage is not None and record.workflow is not None:
+            self._destination.upstream.terms.stages.attempt(record.workflow, record.stage, attempt.started)
+        sent_at = attempt.started
+        if self._request.method == "CONNECT":
+            await self._dial_tunnel(attempt)
+            return
+        connection = None if fresh else choice.pool.take()
+        if connection is None:
+            await self.become_task()
+            connection = await choice.pool.dial(self._ends_at - sent_at)
+            sent_at = clock.monotonic()
+        self._connection = connection
+        attempt.reused = connection.reused
+        attempt.address = connection.address
+        self._send(connection, self._request_head(attempt), sent_at)
+        if not connection.ready:
+            await self.parked()
+        attempt.ended = clock.monotonic()
+        if connection.failure is not None:
+            raise connection.failure
+        if connection.switched and self._request.upgrade is None:
+            raise AttemptFailed("PROTOCOL_ERROR", "the upstream switched protocols without being asked", SENT)
+
+    def _request_head(self, attempt: Attempt) -> bytes:
+        choice, request, own_lines = self._choice, self._request, self._own_lines
         framing = b""
         if request.chunked:
             framing = b"Transfer-Encoding: chunked\r\n"
@@ -164,14 +188,22 @@ class Exchange(PassedOn):
         elif request.upgrade is not None:
             check_room(self._proxy)
             framing = UPGRADE_LINES
-        return request_head(request.method.encode(), target, host, request.lines, self._proxy.via_line, framing)
+        trace = self.record.trace
+        if trace is not None:
+            own_lines += self._trace_lines(trace, attempt)
+        target = self._target
+        if choice.proxy is not None:
+            attempt.egress_proxy = choice.proxy.label
+            target, own_lines = choice.prefix + target, own_lines + choice.proxy_lines
+        return request_head(request.method.encode(), target, choice.host, request.lines, own_lines, framing)
 
-    def _send(self, connection: UpstreamConnection, head: bytes, started: float) -> None:
+    def _send(self, connection: UpstreamConnection, head: bytes, now: float) -> None:
         """Begin to send the request."""
-        upstream = self._upstream
-        assert upstream is not None
         request = self._request
-        connection.begin(self, bodyless=request.method == "HEAD", deadline=started + upstream.attempt_timeout)
+        deadline = now + self._attempt_timeout
+        if deadline > self._ends_at:
+            deadline = self._ends_at
+        connection.begin(self, bodyless=request.method == "HEAD", deadline=deadline)
         body = request.body
         if body is None:
             connection.write(head, last=True)
@@ -179,11 +211,10 @@ class Exchange(PassedOn):
             connection.write(head + whole, last=True)
         else:
             connection.write(head, last=False)
-            connection.expect_progress(upstream.timeouts.body_idle, started)
+            connection.expect_progress(self._destination.upstream.timeouts.body_idle, now)
             self._upload = clock.spawn(self._send_body(body, connection), "upload")
 
     async def _send_body(self, body: RequestBody, connection: UpstreamConnection) -> None:
-        assert self._upstream is not None
         try:
             await body.stream(connection)
         except asyncio.CancelledError:
@@ -193,47 +224,37 @@ class Exchange(PassedOn):
             return
         if connection.head is None:
             # The answer's clock starts when the question has been asked.
-            connection.expect_head_by(clock.monotonic() + self._upstream.attempt_timeout)
+            connection.expect_head_by(clock.monotonic() + self._attempt_timeout)
 
     def interim(self, status: int, reason: bytes, fields: ResponseFields) -> None:
         if self._request.http10 or self._client.transport is None:
             return
         if status == 100:
+            if self.continued:
+                return  # an earlier attempt has asked for the body already
             self.continued = True
         self._client.transport.write(relay.interim(status, reason, fields, self._proxy.via_line))
-
-    def _may_resend(self, failed: AttemptFailed) -> bool:
-        request = self._request
-        if request.body is not None and not request.body.replayable:
-            return False
-        return may_resend(failed.phase, request.method, keyed=request.idempotency_key is not None)
-
-    def _judge_status(self, status: int) -> None:
-        record = self.record
-        record.code = record.attempts[-1].code = code_of(status)
-        if is_verdict(status):
-            record.outcome = "rejected"
-        elif may_resend(SENT, self._request.method, keyed=self._request.idempotency_key is not None):
-            record.outcome = "exhausted"
-        else:
-            record.outcome = "not_retryable"
 
     # ---- settle ----------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         """Nothing of this exchange stays behind, and the record goes to telemetry."""
+        record = self.record
+        record.ended = now = clock.monotonic()
         if self._upload is not None:
             if not self._upload.done():
                 self.keep_alive = False
             self._stop_upload()
+        if self._permit is not None:
+            self._report(None, now, waited=self._waited_for_head(now))
         if self._connection is not None:
             self._drop_connection()
         upstream = self._upstream
         if upstream is not None:
             upstream.in_flight -= 1
-        record = self.record
-        record.ended = clock.monotonic()
+            if self._place is not None:
+                upstream.turns.leave(self._place)
         if record.outcome:
             if self._request.body is not None:
                 record.request_bytes = self._request.body.total
-            self._proxy.metrics.observe(record)
+            self._proxy.signals.observe(record, self._complete_record)

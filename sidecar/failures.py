@@ -56,6 +56,22 @@ class AttemptFailed(Exception):
         self.message = message
         self.phase = phase
         self.stale = stale  # a reused keep-alive connection died before any byte of an answer
+        self.momentary = False  # may pass although its code is fatal: a TLS handshake that was cut off
+        self.at_proxy = False  # it speaks against the parent proxy, not against the upstream
+
+
+class GaveUp(Exception):
+    """The session ends without an answer of the upstream to pass on; its record holds the outcome."""
+
+    def __init__(
+        self, code: str, message: str, *, reason: str | None = None, hint: str = "", retry_after: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.reason = reason
+        self.hint = hint
+        self.retry_after = retry_after
 
 
 class UploadBroken(Exception):

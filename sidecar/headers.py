@@ -29,7 +29,8 @@ UPGRADE_LINES = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
     DATE,
     CONTENT_TYPE,
     OVERRIDE,
-) = range(15)
+    CALLER,
+) = range(16)
 
 _REMEMBERED_NAMES = 2048
 PLAIN_CONNECTION = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
@@ -74,6 +75,8 @@ REQUEST_KINDS = FieldKinds(
         b"max-forwards": MAX_FORWARDS,
         b"idempotency-key": IDEMPOTENCY_KEY,
         b"traceparent": TRACEPARENT,
+        b"amz-sdk-request": CALLER,
+        b"x-stainless-retry-count": CALLER,
     },
     ours=OVERRIDE,
 )

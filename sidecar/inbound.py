@@ -161,7 +161,7 @@ class Downstream(RequestReader):
             self._body.fail(f"the request body is not valid: {error.message}")
         elif self._last is None or self._last.keep_alive:  # else what follows the last one is no request at all
             refused = Request()
-            refused.error = error
+            refused.refuse(error)
             refused.keep_alive = False
             self._waiting.append(refused)
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from sidecar.failures import AnsweredHere, Malformed, Refused
 from sidecar.routing import no_route, origin_path, split_absolute
-from sidecar.upstream.endpoints import Destination, Directory
+from sidecar.tunnel import connect_target
+from sidecar.upstream.destination import Destination
 
 if TYPE_CHECKING:
     from sidecar.proxy import Proxy
@@ -21,48 +22,61 @@ _SECRET_FIELDS = frozenset({b"authorization", b"cookie", b"x-api-key", b"idempot
 
 def find_destination(request: Request, proxy: Proxy) -> tuple[Destination, bytes]:
     """The destination, and the target to ask it for."""
+    if request.unusual:
+        _check_unusual(request, proxy)
+    directory = proxy.directory
+    by_host = None
+    if request.host is not None:
+        # Host must be well formed even where the target makes it irrelevant (R5, R12).
+        by_host = directory.by_host(request.host)
+    elif not request.http10:
+        raise _no_host()
+    path = request.target
+    if b"#" in path:
+        raise Malformed("MALFORMED_REQUEST", "a request target cannot carry a fragment", reason="target")
+    if not path.startswith(b"/"):
+        if path != b"*":
+            scheme, authority, rest = split_absolute(path)
+            return directory.forward(scheme, authority), origin_path(rest, request.method)
+        if request.method != "OPTIONS":
+            raise Malformed("MALFORMED_REQUEST", "`*` can only be asked about with OPTIONS", reason="target")
+    if by_host is not None:
+        return by_host, path
+    routed = directory.by_route(path)
+    if routed is None:
+        raise no_route((request.host or b"").decode("latin-1"))
+    destination, rest = routed
+    if not rest.startswith(b"/") and path != b"*":
+        rest = origin_path(rest, request.method)
+    return destination, rest
+
+
+def _check_unusual(request: Request, proxy: Proxy) -> None:
     if request.error is not None:
         raise request.error
     if request.transfer_encoding is not None:
         _check_codings(request.transfer_encoding, http10=request.http10)
     if request.upgrade is not None:
         _check_upgrade(request)
-    by_host = _by_host_field(request, proxy.directory)
-    path = request.target
-    if path.startswith(b"/") or path == b"*":
-        if b"#" in path:
-            raise Malformed("MALFORMED_REQUEST", "a request target cannot carry a fragment", reason="target")
-        if path == b"*" and request.method != "OPTIONS":
-            raise Malformed("MALFORMED_REQUEST", "`*` can only be asked about with OPTIONS", reason="target")
-        if by_host is not None:
-            destination = by_host
-        else:
-            routed = proxy.directory.by_route(path)
-            if routed is None:
-                raise no_route((request.host or b"").decode("latin-1"))
-            destination, rest = routed
-            if not rest.startswith(b"/") and path != b"*":
-                rest = origin_path(rest, request.method)
-            path = rest
-    else:
-        scheme, authority, rest = split_absolute(path)
-        destination = proxy.directory.forward(scheme, authority)
-        path = origin_path(rest, request.method)
     if request.via is not None and proxy.pseudonym in request.via:
         raise Refused("LOOP_DETECTED", "this request has already passed through this sidecar", reason="loop")
     if request.max_forwards is not None:
         _count_forwards(request)
-    return destination, path
 
 
-def check_connect(request: Request, proxy: Proxy) -> None:
-    """The same for CONNECT, whose target is looked at elsewhere: bytes behind its head belong to the tunnel, so a
-    body would be read as one thing by us and as another by whoever sent it."""
+def find_tunnel(request: Request, proxy: Proxy) -> tuple[Destination, bytes]:
+    """The same for CONNECT. Bytes behind its head belong to the tunnel, so a body would be read as one thing by us and
+    as another by whoever sent it."""
     if request.error is not None:
         raise request.error
     if request.content_length or request.transfer_encoding is not None:
         raise Malformed("MALFORMED_REQUEST", "a CONNECT request cannot have a body", reason="framing")
-    _by_host_field(request, proxy.directory)
+    if request.host is not None:
+        proxy.directory.by_host(request.host)
+    elif not request.http10:
+        raise _no_host()
+    origin = connect_target(proxy, request.path)
+    return proxy.directory.tunnel(origin), b""
 
 
 def _check_codings(coding: bytes, *, http10: bool) -> None:
@@ -81,13 +95,8 @@ def _check_codings(coding: bytes, *, http10: bool) -> None:
     )
 
 
-def _by_host_field(request: Request, directory: Directory) -> Destination | None:
-    """Host must be there (HTTP/1.1) and well formed even where the target makes it irrelevant (R5, R12)."""
-    if request.host is not None:
-        return directory.by_host(request.host)
-    if request.http10:
-        return None
-    raise Malformed("MALFORMED_REQUEST", "an HTTP/1.1 request needs a Host field", reason="host")
+def _no_host() -> Malformed:
+    return Malformed("MALFORMED_REQUEST", "an HTTP/1.1 request needs a Host field", reason="host")
 
 
 def _check_upgrade(request: Request) -> None:

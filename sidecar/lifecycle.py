@@ -36,7 +36,7 @@ def run(loaded: Loaded) -> int:
 async def _live(loaded: Loaded, log: Log) -> int:
     loop = asyncio.get_running_loop()
     stop_asked = asyncio.Event()
-    sidecar = Sidecar(loaded, log)
+    sidecar = Sidecar(loaded, log, environ=os.environ)
     # 1. Hear signals before anyone can read "started" and send one.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_asked.set)

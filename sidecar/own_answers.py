@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from sidecar import clock, relay
 from sidecar.drive import Driven
-from sidecar.policy.resend import may_resend
 
 if TYPE_CHECKING:
-    from sidecar.failures import AnsweredHere, AttemptFailed, Malformed, Refused, UploadBroken
+    from sidecar.failures import AnsweredHere, GaveUp, Malformed, Refused, UploadBroken
     from sidecar.inbound import Downstream
     from sidecar.proxy import Proxy
     from sidecar.request import Request
@@ -42,6 +41,10 @@ class OwnAnswers(Driven):
     _upstream: UpstreamState | None
     keep_alive: bool
     record: Session
+
+    def _broke(self, error: BaseException) -> None:
+        self.keep_alive = False
+        self._proxy.signals.internal_error("exchange", "an exchange did not end as it should", error)
 
     def _must_close(self) -> bool:
         """Decided when answering, not on arrival."""
@@ -84,12 +87,31 @@ class OwnAnswers(Driven):
             % (here.lines, relay.sidecar_lines(record, b""), self._proxy.date_line, len(here.body), close, here.body)
         )
 
-    def _answer_failed(self, failed: AttemptFailed) -> None:
+    def _answer_failed(self, gave_up: GaveUp) -> None:
         record = self.record
-        record.code, record.message = failed.code, failed.message
-        resendable = may_resend(failed.phase, self._request.method, keyed=self._request.idempotency_key is not None)
-        record.outcome = "exhausted" if resendable else "not_retryable"
-        self._write_error(failed.code, failed.message, {})
+        record.code, record.message = gave_up.code, gave_up.message
+        details: dict[str, object] = {}
+        if gave_up.reason is not None:
+            details["reason"] = gave_up.reason
+        if gave_up.hint:
+            details["hint"] = gave_up.hint
+        self._write_error(gave_up.code, gave_up.message, details, retry_after=gave_up.retry_after)
+
+    def _complete_record(self) -> None:
+        """What only a session that is kept needs to know."""
+        record, request, upstream = self.record, self._request, self._upstream
+        agent = request.value(b"user-agent")
+        record.user_agent = None if agent is None else agent.decode("latin-1")[:200]
+        record.api_key_id = self._proxy.credential_id(request) or None
+        if self._client.transport is not None:
+            peer = self._client.transport.get_extra_info("peername")
+            record.client = peer[0] if peer else None
+        if record.attempts:
+            record.host = record.attempts[-1].endpoint
+        elif request.host is not None:
+            record.host = request.host.decode("latin-1")
+        if upstream is not None:
+            record.subsystem = upstream.settings.subsystem or upstream.label
 
     def _answer_broken_upload(self, broken: UploadBroken) -> None:
         self.record.outcome = "denied"
@@ -102,8 +124,8 @@ class OwnAnswers(Driven):
         self.record.outcome = "internal"
         self.record.code = "SIDECAR_INTERNAL"
         self.keep_alive = False
-        self._proxy.metrics.internal_error("exchange")
-        self._proxy.log.exception("an exchange failed inside the sidecar", error, session_id=self._session_id())
+        told = "an exchange failed inside the sidecar"
+        self._proxy.signals.internal_error("exchange", told, error, session_id=self._session_id())
         if self._answered and self._client.transport is not None:
             relay.cut_off(self._client.transport, reset=self._request.http10)
         else:

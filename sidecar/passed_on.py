@@ -7,35 +7,39 @@ after its answer has been read to the end; a connection that became a tunnel bel
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from sidecar import clock, relay
 from sidecar.answers import status_line
-from sidecar.failures import AttemptFailed, Refused, UploadBroken
+from sidecar.failures import AttemptFailed, GaveUp, Refused, UploadBroken
 from sidecar.headers import CRLF, UPGRADE_LINES
-from sidecar.incoming import check_connect
 from sidecar.own_answers import OwnAnswers
-from sidecar.tunnel import Side, Tunnel, check_room, connect_target
+from sidecar.policy.concurrency import Place
+from sidecar.tunnel import Side, Tunnel, check_room
 from sidecar.upstream.connection import UpstreamConnection
-from sidecar.upstream.endpoints import UpstreamState
-from sidecar.upstream.pool import Pool
-from telemetry.record import CONNECTED, SENT, Attempt
+from sidecar.upstream.destination import Choice
+from telemetry.record import CONNECTED, Attempt
 
 
 class PassedOn(OwnAnswers):
     """See the module's law."""
 
-    __slots__ = ("_connection", "_pool", "_started", "_upload", "taken_over")
+    __slots__ = ("_choice", "_connection", "_permit", "_place", "_side", "_started", "_upload", "taken_over")
 
+    _choice: Choice
+    """Where the current attempt goes."""
     _connection: UpstreamConnection | None
-    _pool: Pool | None
+    _permit: Any
+    """The leave of the breaker for the current attempt; None once it has been handed back."""
+    _place: Place | None
+    """Under `max_in_flight`."""
+    _side: Side | None
+    """The upstream's end of a tunnel that is about to begin."""
     _started: float
     _upload: asyncio.Task[None] | None
     taken_over: bool
 
-    def _admit(self, upstream: UpstreamState) -> None:
-        raise NotImplementedError
-
-    def _judge_status(self, status: int) -> None:
+    def _report(self, ok: bool | None, now: float, *, at_proxy: bool = False, waited: float | None = None) -> None:
         raise NotImplementedError
 
     # ---- answers ---------------------------------------------------------------------------------------------
@@ -43,13 +47,13 @@ class PassedOn(OwnAnswers):
     def _begin_answer(self) -> relay.AppSink | None:
         """Pass the upstream's answer on: all of it, or its head, and then the sink for the rest."""
         connection, upstream = self._connection, self._upstream
-        assert connection is not None and upstream is not None and connection.head is not None
+        assert upstream is not None
+        if connection is None:
+            self._begin_tunnel()
+            return None
+        assert connection.head is not None
         record = self.record
         record.status = status = connection.status
-        if status >= 400:
-            self._judge_status(status)
-        else:
-            record.outcome = "first_try" if len(record.attempts) == 1 else "recovered"
         if connection.switched:
             self._switch_protocols(connection)
             return None
@@ -107,7 +111,9 @@ class PassedOn(OwnAnswers):
         except (AttemptFailed, UploadBroken) as broken:
             failed = broken if isinstance(broken, AttemptFailed) else AttemptFailed("CONNECTION_RESET", str(broken))
             self._attempt_failed(record.attempts[-1], failed)
+            self._report(False, record.attempts[-1].ended)
             record.outcome, record.code, record.message = "failed_streaming", failed.code, failed.message
+            record.suppressed = "response_started"
             self.keep_alive = False
             if client.transport is not None:
                 relay.cut_off(client.transport, reset=self._request.http10)
@@ -121,38 +127,38 @@ class PassedOn(OwnAnswers):
 
     # ---- tunnels ---------------------------------------------------------------------------------------------
 
-    async def _tunnel(self) -> None:
-        """CONNECT: dial, say 200, and step aside."""
-        proxy, record = self._proxy, self.record
-        check_connect(self._request, proxy)
-        origin = connect_target(proxy, self._request.path)
-        upstream = proxy.directory.tunnel(origin.host, origin.port)
-        self._admit(upstream)
-        attempt = Attempt("first", origin.label, self._started)
-        record.attempts.append(attempt)
+    async def _dial_tunnel(self, attempt: Attempt) -> None:
+        """CONNECT: one attempt to reach the other side."""
+        upstream, choice = self._upstream, self._choice
+        assert upstream is not None
         await self.become_task()
-        try:
-            side, _ = await proxy.dialler.connect(Side, origin, upstream.timeouts.connect)
-        except AttemptFailed as failed:
-            self._attempt_failed(attempt, failed)
-            raise
+        side, attempt.address = await self._proxy.dialler.connect(
+            Side, choice.endpoint.origin, upstream.timeouts.connect, proxy=choice.proxy, tunnel=True
+        )
         attempt.ended = clock.monotonic()
         attempt.phase = CONNECTED
-        record.status = attempt.status = 200
+        attempt.status = 200
         if side.transport is None:
             raise AttemptFailed("CONNECTION_RESET", "the upstream closed the tunnel at once", CONNECTED)
+        self._side = side
+        self._report(True, attempt.ended)
+
+    def _begin_tunnel(self) -> None:
+        """CONNECT: say 200, and step aside."""
+        side = self._side
+        assert side is not None and side.transport is not None
+        self.record.status = 200
         self._step_aside(b"HTTP/1.1 200 Connection established\r\n", b"", side.transport, b"", side)
 
     def _switch_protocols(self, connection: UpstreamConnection) -> None:
         """101: from here on both connections belong to a tunnel."""
-        assert self._pool is not None and connection.head is not None
-        if self._request.upgrade is None:
-            raise AttemptFailed("PROTOCOL_ERROR", "the upstream switched protocols without being asked", SENT)
-        self._pool.discard(connection)
+        self._choice.pool.discard(connection)
         self._connection = None
         connection.finish()
+        self._report(True, self.record.attempts[-1].ended)
         if connection.transport is None:
-            raise AttemptFailed("CONNECTION_RESET", "the upstream closed right after switching protocols", SENT)
+            self.record.outcome = "not_retryable"
+            raise GaveUp("CONNECTION_RESET", "the upstream closed right after switching protocols")
         head = relay.response_head(connection, b"", b"").removesuffix(CRLF)
         self._step_aside(head, UPGRADE_LINES, connection.transport, connection.tail)
 
@@ -184,15 +190,26 @@ class PassedOn(OwnAnswers):
     # ---- connections -----------------------------------------------------------------------------------------
 
     def _give_back(self, connection: UpstreamConnection) -> None:
+        """The answer has been read to its end, which is also when the breaker hears of it."""
         self._connection = None
-        if self._pool is not None:
-            self._pool.give_back(connection, self.record.attempts[-1].ended)
+        ended = self.record.attempts[-1].ended
+        if self._permit is not None:
+            self._report(True, ended)
+        self._choice.pool.give_back(connection, ended)
+
+    def _let_go(self, connection: UpstreamConnection) -> None:
+        """An answer that is not passed on: keep the connection if it has been read, else there is no telling."""
+        if connection.complete:
+            self._connection = None
+            self._choice.pool.give_back(connection, self.record.attempts[-1].ended)
+        else:
+            self._drop_connection()
+        self._stop_upload()
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            if self._pool is not None:
-                self._pool.discard(connection)
+            self._choice.pool.discard(connection)
             connection.abort()
 
     def _stop_upload(self) -> None:
@@ -207,3 +224,10 @@ class PassedOn(OwnAnswers):
         attempt.message = failed.message
         self._drop_connection()
         self._stop_upload()
+
+    def _waited_for_head(self, now: float) -> float | None:
+        """Seconds that a cancelled attempt waited for the head of its answer; None when it has one."""
+        connection = self._connection
+        if not self.record.attempts or (connection is not None and connection.head is not None):
+            return None
+        return now - self.record.attempts[-1].started

@@ -7,57 +7,122 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from config.errors import registry_of
+from config.model import Breaker as BreakerSettings
 from config.model import Settings
 from sidecar import clock
 from sidecar.answers import Answers
 from sidecar.clock import Ticker
 from sidecar.egress import Egress
+from sidecar.policy.breaker import Breaker
+from sidecar.policy.caller import SeenKeys
+from sidecar.policy.stages import StageBudgets
 from sidecar.tunnel import Tunnel
 from sidecar.upstream.dial import Dialler
-from sidecar.upstream.endpoints import Directory
+from sidecar.upstream.directory import Directory
 from sidecar.upstream.pool import Wiring
 from sidecar.upstream.resolve import Lookup, Resolver
 from telemetry.logs import Log
-from telemetry.metrics import Metrics
+from telemetry.signals import Signals
+
+if TYPE_CHECKING:
+    from sidecar.request import Request
 
 
 class Proxy:
     """See the module's law."""
 
-    def __init__(self, settings: Settings, log: Log, version: str, lookup: Lookup | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        log: Log,
+        version: str,
+        lookup: Lookup | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.loop = loop
         self.settings = settings
         self.limits = settings.limits
         self.log = log
-        self.metrics = Metrics(version)
+        self.registry = registry_of(settings)
+        self._wall_offset = clock.wall() - clock.monotonic()
+        self.pseudonym = f"sidecar-{clock.unguessable(8)}".encode()
+        self.via_line = b"Via: 1.1 %b\r\n" % self.pseudonym
+        self.signals = Signals(
+            settings.telemetry,
+            environ=environ or {},
+            monotonic=clock.monotonic,
+            wall=self.wall,
+            ids=clock.random_bits,
+            log=log,
+            state_dir=Path(settings.state_dir),
+            upstreams=settings.upstreams,
+            subsystems={name: upstream.subsystem or name for name, upstream in settings.upstreams.items()},
+            codes=self.registry,
+            version=version,
+            server_id=self.pseudonym.decode(),
+        )
+        self.metrics = self.signals.metrics
         self.ticker = Ticker(loop)
         self.egress = Egress(settings)
         self.dialler = Dialler(loop, Resolver(lookup), self.egress)
-        self.pseudonym = f"sidecar-{clock.unguessable(8)}".encode()
-        self.via_line = b"Via: 1.1 %b\r\n" % self.pseudonym
-        wiring = Wiring(loop, self.ticker, self.dialler, settings, self.via_line)
+        limits = settings.limits
+        stages = StageBudgets(settings.stages, limits.workflow_ttl, limits.workflows)
+        wiring = Wiring(
+            loop, self.ticker, self.dialler, settings, self.via_line, self._make_breaker, self.registry, stages
+        )
         self.directory = Directory(wiring, self.egress)
-        self.answers = Answers("")
+        self.answers = Answers("", self.registry)
         self.draining = False
+        self.retries_enabled = settings.retries_enabled
+        """The kill switch."""
+        self.backoffs: set[asyncio.Future[None]] = set()
+        """Exchanges that wait before their next attempt; a drain ends their wait."""
+        self._secret = clock.unguessable(64).encode()
+        self.seen_keys = SeenKeys(self._secret, limits.workflow_ttl)
         self.downstreams: Collection[object] = ()  # the listener's connections, once there is one
         self.tunnels: set[Tunnel] = set()
-        self._wall_offset = clock.wall() - clock.monotonic()
         self._id_prefix = clock.unguessable(16).encode()
         self._numbers = itertools.count(1)
         self.date_line = b""
         self.refresh_date(clock.monotonic())
         self.ticker.every(1.0, self.refresh_date)
         self.ticker.every(1.0, self.directory.sweep)
+        self.ticker.every(1.0, self.signals.tick)
 
     def next_session_id(self) -> bytes:
         """Unique across processes by a random prefix, within one by a count; a UUID costs ten times as much."""
         return b"%b%08x" % (self._id_prefix, next(self._numbers))
+
+    def drain(self) -> None:
+        """No new retries; every answer from here on says `Connection: close`."""
+        self.draining = True
+        for waiting in self.backoffs:
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def credential_id(self, request: Request) -> str:
+        """A keyed hash of what the app identifies itself with; never the credential. The same within one process."""
+        value = request.value(b"authorization") or request.value(b"x-api-key") or b""
+        return blake2b(value, digest_size=8, key=self._secret).hexdigest() if value else ""
 
     def wall(self, monotonic: float) -> float:
         return self._wall_offset + monotonic
 
     def refresh_date(self, now: float) -> None:
         self.date_line = b"Date: %b\r\n" % clock.http_date(self.wall(now))
+
+    def _make_breaker(self, settings: BreakerSettings, upstream: str, endpoint: str) -> Breaker:
+        def changed(before: str, after: str, at: float, why: str) -> None:
+            self.signals.breaker_changed(upstream, endpoint, before, after, why)
+
+        def would_open(at: float, why: str) -> None:
+            self.signals.breaker_would_open(upstream, endpoint, why)
+
+        return Breaker(settings, changed, would_open)

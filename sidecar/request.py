@@ -16,6 +16,7 @@ from aiohttp.web_protocol import RequestHandler
 from sidecar.body import RequestBody
 from sidecar.failures import Malformed
 from sidecar.headers import (
+    CALLER,
     CONNECTION,
     CONTENT_LENGTH,
     DROP,
@@ -34,6 +35,7 @@ from sidecar.headers import (
     value_of,
     without_named,
 )
+from sidecar.policy.caller import aws_says_resend, stainless_says_resend
 
 MAX_FIELDS = 256
 LINE_OVERHEAD = 32  # method, version and line ends, which do not count towards the limit
@@ -54,6 +56,7 @@ class Request:
 
     __slots__ = (
         "body",
+        "caller_resend",
         "chunked",
         "connection",
         "content_length",
@@ -71,6 +74,7 @@ class Request:
         "target",
         "traceparent",
         "transfer_encoding",
+        "unusual",
         "upgrade",
         "via",
     )
@@ -89,6 +93,8 @@ class Request:
         self.max_forwards: bytes | None = None
         self.idempotency_key: bytes | None = None
         self.traceparent: bytes | None = None
+        self.caller_resend = False
+        """The caller's library says that this is a retry of its own."""
         self.overrides: list[tuple[bytes, bytes]] | None = None
         self.http10 = False
         self.keep_alive = True
@@ -97,6 +103,8 @@ class Request:
         self.chunked = False
         self.body: RequestBody | None = None
         self.error: Malformed | None = None
+        self.unusual = False
+        """Something has to be looked at before the request can be sent: see `incoming.py`."""
 
     @property
     def path(self) -> str:
@@ -114,14 +122,17 @@ class Request:
             self.content_length = int(value)
         elif kind == TRANSFER_ENCODING:
             self.transfer_encoding = joined(self.transfer_encoding, value)
+            self.unusual = True
         elif kind == CONNECTION:
             self.connection = joined(self.connection, value)
         elif kind == HOST:
-            self.error = Malformed("MALFORMED_REQUEST", "a request has one Host field only", reason="host")
+            self.refuse(Malformed("MALFORMED_REQUEST", "a request has one Host field only", reason="host"))
         elif kind == UPGRADE:
             self.upgrade = joined(self.upgrade, value)
+            self.unusual = True
         elif kind == MAX_FORWARDS:
             self.max_forwards = value
+            self.unusual = True
         elif kind == OVERRIDE:
             if self.overrides is None:
                 self.overrides = []
@@ -130,12 +141,20 @@ class Request:
             self.lines.append(b"%b: %b" % (name, value))
             if kind == VIA:
                 self.via = joined(self.via, value)
+                self.unusual = True
             elif kind == EXPECT:
                 self.expects_continue = value.strip().lower() == b"100-continue"
             elif kind == IDEMPOTENCY_KEY:
                 self.idempotency_key = value
             elif kind == TRACEPARENT:
-                self.traceparent = value
+                self.traceparent = joined(self.traceparent, value)
+            elif kind == CALLER:
+                says_resend = aws_says_resend if name.lower() == b"amz-sdk-request" else stainless_says_resend
+                self.caller_resend = self.caller_resend or says_resend(value)
+
+    def refuse(self, error: Malformed) -> None:
+        self.error = error
+        self.unusual = True
 
     def size(self) -> int:
         """About what the head took on the wire; fields that are not passed on are not counted."""
@@ -218,7 +237,7 @@ class RequestReader(RequestHandler):
             self._body = None if parser.should_upgrade() else request.body
         if len(request.lines) > MAX_FIELDS:
             message = f"more than {MAX_FIELDS} header fields"
-            request.error = Malformed("HEADERS_TOO_LARGE", message, reason="head_too_large")
+            request.refuse(Malformed("HEADERS_TOO_LARGE", message, reason="head_too_large"))
         if self._head_bytes > self._head_limit:
             self._measure(request)
         self._head_bytes = 0
@@ -249,7 +268,7 @@ class RequestReader(RequestHandler):
             request.http10 = True
             if version != "1.0":
                 message = f"HTTP/{version} is not supported; use HTTP/1.1"
-                request.error = Malformed("VERSION_NOT_SUPPORTED", message, reason="version")
+                request.refuse(Malformed("VERSION_NOT_SUPPORTED", message, reason="version"))
         if request.connection is not None and request.connection not in PLAIN_CONNECTION:
             request.lines = without_named(request.lines, request.connection)
             if request.upgrade is not None and self.parser.should_upgrade():
@@ -258,9 +277,9 @@ class RequestReader(RequestHandler):
     def _measure(self, request: Request) -> None:
         """So many bytes may also be the end of a body and several requests, so the head itself is measured."""
         if len(request.target) >= self._head_limit:
-            request.error = target_too_long(self._head_limit)
+            request.refuse(target_too_long(self._head_limit))
         elif request.size() > self._head_limit:
-            request.error = head_too_large()
+            request.refuse(head_too_large())
 
     def head_too_long(self) -> Malformed | None:
         """Asked while a head has not arrived whole: is it too large already?"""

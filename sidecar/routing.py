@@ -101,11 +101,11 @@ def split_absolute(target: bytes) -> tuple[str, bytes, bytes]:
 
 def origin_path(rest: bytes, method: str) -> bytes:
     """What to ask the upstream for: an empty path becomes `/`, or `*` for OPTIONS (R6, R7)."""
-    if b"#" in rest:
-        raise Malformed("MALFORMED_REQUEST", "a request target cannot carry a fragment", reason="target")
+    if rest.startswith(b"/"):
+        return rest
     if not rest:
         return b"*" if method == "OPTIONS" else b"/"
-    return rest if rest.startswith(b"/") else b"/" + rest
+    return b"/" + rest
 
 
 class Router:

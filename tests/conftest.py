@@ -70,6 +70,8 @@ async def start_sidecar(tmp_path: Path) -> AsyncIterator[Starter]:
         keys.setdefault("listen", {"port": 0})
         keys.setdefault("admin", {"port": 0})
         keys.setdefault("state_dir", str(tmp_path / f"state{len(started)}"))
+        policies = keys.get("policies", {})
+        keys["policies"] = {"once": {**policies.get("default", {}), "max_attempts": 1}, **policies}
         settings = Settings.model_validate(keys)
         logged = io.StringIO()
         sidecar = Running(Loaded(settings, None, {}), Log(logged), lookup)
@@ -87,11 +89,16 @@ async def start_sidecar(tmp_path: Path) -> AsyncIterator[Starter]:
         assert "sidecar.internal_error" not in sidecar.logged.getvalue(), sidecar.logged.getvalue()
 
 
+# For tests about single attempts: what becomes of one must not be hidden by another, or by a breaker.
+ONCE = {"policy": "once", "breaker": {"enabled": False}}
+
+
 @pytest.fixture
-def route() -> Callable[[Upstream], dict[str, Any]]:
-    """The configuration of one upstream `u` under `/u`."""
+def route(request: pytest.FixtureRequest) -> Callable[[Upstream], dict[str, Any]]:
+    """The configuration of one upstream `u` under `/u`; one attempt per request in files that say ONE_ATTEMPT."""
+    attempts = ONCE if getattr(request.module, "ONE_ATTEMPT", False) else {}
 
     def make(upstream: Upstream, **keys: Any) -> dict[str, Any]:
-        return {"u": {"route": "/u", "endpoints": [upstream.url], **keys}}
+        return {"u": {"route": "/u", "endpoints": [upstream.url], **attempts, **keys}}
 
     return make

@@ -19,6 +19,8 @@ from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App, Reply
 from tests.doubles.upstream import Talk, Upstream, answer
 
+ONE_ATTEMPT = True
+
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 

@@ -33,6 +33,8 @@ from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App
 from tests.doubles.upstream import Talk, Upstream, always, answer, echo
 
+ONE_ATTEMPT = True
+
 ROOT = Path(__file__).parent.parent
 GET = "GET /u HTTP/1.1\r\nHost: s\r\n\r\n"
 

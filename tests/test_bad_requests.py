@@ -16,6 +16,8 @@ from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App, Reply
 from tests.doubles.upstream import Talk, echo
 
+ONE_ATTEMPT = True
+
 HEAD_BYTES = 1024  # the smallest limit that can be set: byte by byte has to stay quick
 
 # name → (status, code, message). `{port}` is the upstream's; the route /u leads to it too.

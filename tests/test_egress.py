@@ -282,7 +282,7 @@ async def test_an_exception_in_egress_allow_is_dialled(start_sidecar: Starter, m
         raise ConnectionRefusedError(111, "Connection refused")
 
     monkeypatch.setattr("aiohappyeyeballs.start_connection", nobody_there)
-    sidecar = await start_sidecar(egress={"allow": ["169.254.169.254"]})
+    sidecar = await start_sidecar(egress={"allow": ["169.254.169.254"]}, policies={"default": {"max_attempts": 1}})
     reply = await ask(sidecar, "forward", "169.254.169.254")
     assert (502, "CONNECTION_REFUSED") == (reply.status, reply.json["error_code"])
     assert ["169.254.169.254"] == dialled

@@ -15,6 +15,8 @@ from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App
 from tests.doubles.upstream import Talk, Upstream, always, answer, echo, once
 
+ONE_ATTEMPT = True
+
 
 @pytest.fixture
 def connect(start_sidecar: Starter, start_upstream: UpstreamStarter, route):

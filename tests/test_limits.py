@@ -11,6 +11,8 @@ from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App
 from tests.doubles.upstream import Talk, Upstream, always, answer
 
+ONE_ATTEMPT = True
+
 GET = "GET /u/x HTTP/1.1\r\nHost: s\r\n\r\n"
 
 

@@ -13,8 +13,10 @@ from prometheus_client import CollectorRegistry
 from sidecar.failures import AttemptFailed
 from sidecar.upstream.pool import Pool
 from sidecar.upstream.resolve import FORGET_AFTER, FRESH_FOR, Resolver
-from tests.conftest import Running, Starter, UpstreamStarter
+from tests.conftest import ONCE, Running, Starter, UpstreamStarter
 from tests.doubles.upstream import Talk, Upstream, always, answer
+
+ONE_ATTEMPT = True
 
 GET = "GET /u/x HTTP/1.1\r\nHost: s\r\n\r\n"
 Route = Callable[..., dict[str, Any]]
@@ -515,7 +517,7 @@ async def test_no_address_is_gone_while_the_name_cannot_be_resolved() -> None:
 
 async def named(start_sidecar: Starter, upstream: Upstream, names: Names) -> tuple[Running, str]:
     """A sidecar whose upstream `u` is reached as a.test, with the names and their clock in the test's hand."""
-    sidecar = await start_sidecar(lookup=names.lookup, upstreams={"u": {"hosts": ["a.test"]}})
+    sidecar = await start_sidecar(lookup=names.lookup, upstreams={"u": {"hosts": ["a.test"], **ONCE}})
     sidecar.proxy.dialler.resolver._now = names.now
     return sidecar, f"GET http://a.test:{upstream.port}/ HTTP/1.1\r\nHost: a.test\r\n\r\n"
 

@@ -18,6 +18,8 @@ from tests.conftest import Starter, UpstreamStarter
 from tests.doubles.app import App
 from tests.doubles.upstream import Talk, Upstream, always, answer
 
+ONE_ATTEMPT = True
+
 GET = "GET /u/x HTTP/1.1\r\nHost: s\r\n\r\n"
 CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 PUT_CHUNKED = "PUT /u/x HTTP/1.1\r\nHost: s\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -13,6 +13,8 @@ from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App, Reply
 from tests.doubles.upstream import Script, Talk, Upstream, always, answer
 
+ONE_ATTEMPT = True
+
 GET = "GET /u/x HTTP/1.1\r\nHost: s\r\n\r\n"
 QUICK = {"default": {"attempt_timeout": 0.3}}
 SMALL = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello"

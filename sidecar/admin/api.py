@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
 import orjson
 from aiohttp import web
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 
-from config.errors import registry
 from config.loader import Loaded
+from sidecar import clock
+from sidecar.live import LiveFacts
 from sidecar.proxy import Proxy
-from telemetry import names
+from telemetry.live import families
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _READABLE = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
@@ -36,7 +35,8 @@ class Api:
         self._proxy = proxy
         self._loaded = loaded
         self.not_ready: str | None = "starting"
-        proxy.metrics.live = self._live_gauges
+        facts = LiveFacts(proxy, lambda: self.not_ready)
+        proxy.metrics.live = lambda: families(facts)
 
     def application(self, *, probes_only: bool = False) -> web.Application:
         app = web.Application(middlewares=[_in_json] if probes_only else [_in_json, _only_from_here])
@@ -58,8 +58,13 @@ class Api:
         return _json({"status": "ready"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(self._proxy.metrics.registry), headers={"Content-Type": content_type})
+        """Rendered in slices, so that a scrape of many upstreams does not hold up the traffic."""
+        content_type, slices = self._proxy.metrics.render(request.headers.get("Accept", ""))
+        pieces = []
+        for piece in slices:
+            pieces.append(piece)
+            await clock.sleep(0)
+        return web.Response(body=b"".join(pieces), headers={"Content-Type": content_type})
 
     async def _config(self, request: web.Request) -> web.Response:
         return _json(
@@ -71,54 +76,16 @@ class Api:
         )
 
     async def _errors(self, request: web.Request) -> web.Response:
-        return _json({"items": [_described(code) for code in registry()], "next_cursor": None})
+        return _json({"items": [self._described(code) for code in self._proxy.registry], "next_cursor": None})
 
     async def _error(self, request: web.Request) -> web.Response:
         code = request.match_info["code"]
-        if code not in registry():
+        if code not in self._proxy.registry:
             return _json({"error_code": "NOT_FOUND", "message": "no such error code; GET /errors lists all"}, 404)
-        return _json(_described(code))
+        return _json(self._described(code))
 
-    def _live_gauges(self) -> Iterable[Metric]:
-        """Read from the live objects at scrape time, so they cannot drift."""
-        proxy = self._proxy
-
-        def gauge(what: names.Metric) -> GaugeMetricFamily:
-            return GaugeMetricFamily(what.name, what.help, labels=what.labels)
-
-        in_flight, connections = gauge(names.IN_FLIGHT), gauge(names.UPSTREAM_CONNECTIONS)
-        unverified = gauge(names.TLS_VERIFICATION_DISABLED)
-        what = names.UPSTREAM_CONNECTS
-        connects = CounterMetricFamily(what.name, what.help, labels=what.labels)
-        totals: dict[str, list[int]] = {}
-        for state in proxy.directory.states():
-            total = totals.setdefault(state.label, [0, 0, 0, 0, 0, 0])
-            total[0] += state.in_flight
-            total[5] |= state.settings.insecure_skip_verify
-            for pool in state.pools.values():
-                total[1] += len(pool.active)
-                total[2] += pool.idle
-                total[3] += pool.connects
-                total[4] += pool.connect_failures
-        for label, (flying, active, idle, connected, failed, skipping) in totals.items():
-            in_flight.add_metric([label], flying)
-            connections.add_metric([label, "active"], active)
-            connections.add_metric([label, "idle"], idle)
-            connects.add_metric([label, "success"], connected)
-            connects.add_metric([label, "failure"], failed)
-            if skipping:
-                unverified.add_metric([label], 1)
-        what = names.LABEL_OVERFLOW
-        overflow = CounterMetricFamily(what.name, what.help, labels=what.labels)
-        overflow.add_metric(["upstream"], proxy.directory.label_overflows)
-        downstream, ready = gauge(names.DOWNSTREAM_CONNECTIONS), gauge(names.READY)
-        downstream.add_metric([], len(proxy.downstreams))
-        ready.add_metric([], 0 if self.not_ready else 1)
-        return in_flight, connections, connects, unverified, overflow, downstream, ready
-
-
-def _described(code: str) -> dict[str, object]:
-    return dataclasses.asdict(registry()[code])
+    def _described(self, code: str) -> dict[str, object]:
+        return dataclasses.asdict(self._proxy.registry[code])
 
 
 @web.middleware

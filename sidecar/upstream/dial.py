@@ -11,16 +11,20 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohappyeyeballs
 
 from sidecar.egress import Egress
 from sidecar.failures import AttemptFailed, Refused
 from sidecar.routing import Origin
+from sidecar.upstream.proxy_opening import ProxyOpening
 from sidecar.upstream.resolve import AddressInfo, Resolver
 from sidecar.upstream.tls import ResumingContext
 from telemetry.record import NOT_CONNECTED
+
+if TYPE_CHECKING:
+    from sidecar.upstream.endpoints import ParentProxy
 
 # RFC 8305: how long the first address family may take before the other one is tried beside it.
 _HAPPY_EYEBALLS_DELAY = 0.25
@@ -43,8 +47,13 @@ class Dialler:
         timeout: float,
         tls: ResumingContext | None = None,
         server_name: str | None = None,
+        proxy: ParentProxy | None = None,
+        *,
+        tunnel: bool = False,
     ) -> tuple[P, str]:
-        """A connected protocol and the address it is connected to."""
+        """A connected protocol and the address it is connected to. `tunnel`: bytes, not requests, will be sent."""
+        if proxy is not None:
+            return await self._connect_through(proxy, make_protocol, origin, timeout, tls, server_name, tunnel)
         stage = "connect"
         try:
             async with asyncio.timeout(timeout):
@@ -67,6 +76,51 @@ class Dialler:
             self.resolver.failed(origin.host, origin.port)
             raise _translated(error, stage if tls is not None else "connect", origin, timeout) from error
         return protocol, address
+
+    async def _connect_through(
+        self,
+        proxy: ParentProxy,
+        make_protocol: Callable[[], P],
+        origin: Origin,
+        timeout: float,
+        tls: ResumingContext | None,
+        server_name: str | None,
+        tunnel: bool,
+    ) -> tuple[P, str]:
+        """The same behind a parent proxy: a plain connection to it for http, CONNECT and then TLS for https."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._check_behind_proxy(origin)
+                if tls is None and not tunnel:
+                    return await self.connect(make_protocol, proxy.origin, timeout)
+                opening, address = await self.connect(ProxyOpening, proxy.origin, timeout)
+                transport = await opening.open(origin.label, proxy.lines)
+                protocol = make_protocol()
+                if tls is None:
+                    transport.set_protocol(protocol)
+                    protocol.connection_made(transport)
+                    return protocol, address
+                try:
+                    secured = await self._loop.start_tls(transport, protocol, tls, server_hostname=server_name)
+                except BaseException:
+                    transport.abort()
+                    raise
+                assert secured is not None
+                protocol.connection_made(secured)
+                return protocol, address
+        except AttemptFailed as failed:
+            failed.at_proxy = True
+            failed.message = f"through the egress proxy {proxy.label}: {failed.message}"
+            raise
+        except (OSError, ssl.SSLError) as error:
+            raise _translated(error, "tls", origin, timeout) from error
+
+    async def _check_behind_proxy(self, origin: Origin) -> None:
+        """The proxy resolves the name, so all that can be checked is what the name means here, if anything."""
+        try:
+            await self._allowed_addresses(origin)
+        except AttemptFailed:
+            return
 
     async def _allowed_addresses(self, origin: Origin) -> list[Any]:
         host, port = origin.host, origin.port
@@ -113,7 +167,9 @@ def _translated(error: BaseException, stage: str, origin: Origin, timeout: float
         return AttemptFailed("CONNECT_TIMEOUT", f"{what} {label} took longer than {timeout:g} s", NOT_CONNECTED)
     if stage == "tls" or isinstance(error, ssl.SSLError):
         why = getattr(error, "reason", None) or error
-        return AttemptFailed("TLS_FAILURE", f"TLS with {label} failed: {why}", NOT_CONNECTED)
+        failed = AttemptFailed("TLS_FAILURE", f"TLS with {label} failed: {why}", NOT_CONNECTED)
+        failed.momentary = not isinstance(error, ssl.SSLError) or "EOF" in str(why)
+        return failed
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     if isinstance(error, UnicodeError):
         return AttemptFailed("DNS_FAILURE", f"{origin.host!r} is not a name that can be resolved", NOT_CONNECTED)

@@ -7,15 +7,25 @@ connections grow old and are swept. A connection is in exactly one place: idle h
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from config.errors import ErrorCode
+from config.model import Breaker as BreakerSettings
 from config.model import Settings, Timeouts
 from sidecar.clock import Ticker
+from sidecar.policy.breaker import Breaker
+from sidecar.policy.stages import StageBudgets
 from sidecar.routing import Origin
 from sidecar.upstream.connection import UpstreamConnection
 from sidecar.upstream.dial import Dialler
 from sidecar.upstream.tls import ResumingContext
+
+if TYPE_CHECKING:
+    from sidecar.upstream.endpoints import ParentProxy
 
 # More idle connections than this to one origin are not worth their memory.
 _KEPT_IDLE = 512
@@ -30,6 +40,10 @@ class Wiring:
     dialler: Dialler
     settings: Settings
     via_line: bytes
+    make_breaker: Callable[[BreakerSettings, str, str], Breaker]
+    """Settings, the upstream's label, the endpoint's label → a breaker whose changes are told to telemetry."""
+    registry: Mapping[str, ErrorCode]
+    stages: StageBudgets
 
 
 class Pool:
@@ -37,6 +51,7 @@ class Pool:
 
     __slots__ = (
         "_idle",
+        "_proxy",
         "_server_name",
         "_timeouts",
         "_tls",
@@ -56,8 +71,10 @@ class Pool:
         timeouts: Timeouts,
         tls: ResumingContext | None = None,
         server_name: str | None = None,
+        proxy: ParentProxy | None = None,
     ) -> None:
         self._wiring = wiring
+        self._proxy = proxy
         self.origin = origin
         self.label = origin.label
         self._timeouts = timeouts
@@ -83,7 +100,8 @@ class Pool:
                 return connection
         return None
 
-    async def dial(self) -> UpstreamConnection:
+    async def dial(self, at_most: float = math.inf) -> UpstreamConnection:
+        """A new connection, within `timeouts.connect` and `at_most` seconds."""
         wiring = self._wiring
         limits = wiring.settings.limits
 
@@ -94,7 +112,12 @@ class Pool:
 
         try:
             connection, address = await wiring.dialler.connect(
-                make, self.origin, self._timeouts.connect, self._tls, self._server_name
+                make,
+                self.origin,
+                min(self._timeouts.connect, max(0.0, at_most)),
+                self._tls,
+                self._server_name,
+                self._proxy,
             )
         except BaseException:
             self.connect_failures += 1
@@ -125,7 +148,8 @@ class Pool:
     def sweep(self, now: float) -> None:
         """Drop what has been idle too long or points at an address the name has left."""
         resolver = self._wiring.dialler.resolver
-        host, port = self.origin.host, self.origin.port
+        towards = self.origin if self._proxy is None else self._proxy.origin
+        host, port = towards.host, towards.port
         if self._idle or self.active:
             resolver.refresh(host, port)
         kept = []

@@ -1,0 +1,62 @@
+"""What is true of the proxy now, in the shapes telemetry asks for at each scrape.
+
+Law: reads living objects, counts nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from sidecar import clock
+from sidecar.proxy import Proxy
+from sidecar.upstream.endpoints import UpstreamState
+from telemetry.live import LiveBreaker, LiveDeadLetters, LiveUpstream
+
+
+class LiveFacts:
+    """Implements `telemetry.live.Live`. `not_ready` says None, or why not."""
+
+    def __init__(self, proxy: Proxy, not_ready: Callable[[], str | None]) -> None:
+        self._proxy = proxy
+        self._not_ready = not_ready
+
+    def upstreams(self) -> Iterator[LiveUpstream]:
+        now = clock.monotonic()
+        for state in self._proxy.directory.states():
+            pools = state.pools.values()
+            yield LiveUpstream(
+                label=state.label,
+                in_flight=state.in_flight,
+                active=sum(len(pool.active) for pool in pools),
+                idle=sum(pool.idle for pool in pools),
+                connects={
+                    "success": sum(pool.connects for pool in pools),
+                    "failure": sum(pool.connect_failures for pool in pools),
+                },
+                tls_unverified=state.settings.insecure_skip_verify,
+                budget_left=state.budget.remaining(now),
+                gate_waiting=state.turns.gate.waiting,
+                gate_pauses=state.turns.gate.pauses,
+                breakers=tuple(self._breakers(state, now)),
+            )
+
+    def _breakers(self, state: UpstreamState, now: float) -> Iterator[LiveBreaker]:
+        for label, breaker in state.breakers():
+            seen = breaker.snapshot(now)
+            changed = None if seen.changed_at is None else self._proxy.wall(seen.changed_at)
+            yield LiveBreaker(label, seen.state, seen.failure_ratio, changed)
+
+    def ready(self) -> bool:
+        return self._not_ready() is None
+
+    def downstream_connections(self) -> int:
+        return len(self._proxy.downstreams)
+
+    def label_overflows(self) -> int:
+        return self._proxy.directory.label_overflows
+
+    def dead_letters(self) -> LiveDeadLetters | None:
+        return None
+
+    def outbox_jobs(self) -> Mapping[str, int] | None:
+        return None

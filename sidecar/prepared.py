@@ -1,0 +1,179 @@
+"""The part of an exchange that prepares its attempts: policy, key, trace, and waiting for a turn.
+
+Law: what a healthy request does not need is not worked out for it: overrides, operations and keys are looked at only
+where there are some. Nothing is waited for past the deadline.
+"""
+
+from __future__ import annotations
+
+import math
+
+from config.operations import Operation
+from sidecar import clock
+from sidecar.failures import GaveUp, Refused
+from sidecar.headers import without_named
+from sidecar.passed_on import PassedOn
+from sidecar.policy import overrides as overrides_policy
+from sidecar.policy.choice import Chosen
+from sidecar.policy.overrides import Overrides
+from sidecar.policy.resend import APP_KEY, INJECTED_KEY, NO_KEY
+from sidecar.upstream.destination import Destination
+from sidecar.upstream.endpoints import UpstreamState
+from sidecar.upstream.waiting import OutOfTime
+from telemetry.record import Attempt, Trace
+
+_TRACE_FIELDS = b"traceparent,tracestate"
+
+
+class Prepared(PassedOn):
+    """See the module's law."""
+
+    __slots__ = ("_attempt_timeout", "_destination", "_ends_at", "_operation", "_overrides", "_own_lines", "_target")
+
+    _attempt_timeout: float
+    _destination: Destination
+    _ends_at: float
+    """When the whole request must have an answer."""
+    _operation: Operation | None
+    _overrides: Overrides
+    _own_lines: bytes
+    """Field lines that are added to the request on its way."""
+    _target: bytes
+
+    # ---- before the first attempt ----------------------------------------------------------------------------
+
+    def _aim(self, destination: Destination, target: bytes) -> None:
+        """Where the request goes, under which policy, in which trace."""
+        self._destination = destination
+        self._target = target
+        self._upstream = upstream = destination.upstream
+        upstream.in_flight += 1
+        upstream.last_used = self._started
+        request, record = self._request, self.record
+        record.upstream = upstream.label
+        chosen = upstream.rules.plain
+        if chosen is None or request.overrides is not None:
+            chosen = self._choose_policy(upstream)
+        policy = chosen.policy
+        record.policy_id = chosen.id
+        overrides = self._overrides
+        self._attempt_timeout = overrides.attempt_timeout or policy.attempt_timeout
+        self._ends_at = self._started + (overrides.timeout or policy.total_timeout)
+        settings = upstream.settings
+        if request.idempotency_key is not None or settings.idempotency.inject:
+            self._look_at_key(upstream)
+        if request.caller_resend:
+            record.caller_resend = True
+        record.trace = trace = self._proxy.signals.begin(
+            request.traceparent,
+            None if request.traceparent is None else request.value(b"tracestate"),
+            settings.propagation,
+        )
+        if (trace is not None or settings.propagation == "strip") and settings.propagation != "forward":
+            request.lines = without_named(request.lines, b"traceparent,tracestate")
+
+    def _choose_policy(self, upstream: UpstreamState) -> Chosen:
+        request, choice = self._request, upstream.rules.choice
+        if request.overrides is not None:
+            policies, operations = self._proxy.settings.policies, choice.operations.names()
+            self._overrides = overrides_policy.parse(request.overrides, policies, operations)
+        asked = self._overrides
+        if asked.operation is not None:
+            self._operation = choice.operations.named(asked.operation)
+        else:
+            self._operation = choice.operations.match(request.method, self._target)
+        operation, record = self._operation, self.record
+        if operation is not None:
+            record.operation = operation.name
+        record.stage = asked.stage or (operation.stage if operation is not None else None)
+        record.workflow = asked.workflow
+        record.correlation_id = asked.correlation_id
+        return choice.before(record.operation, asked.policy)
+
+    def _look_at_key(self, upstream: UpstreamState) -> None:
+        """The app's own idempotency key, or one that is added here: the same on every attempt."""
+        request, settings = self._request, upstream.settings.idempotency
+        key = request.idempotency_key
+        if settings.header.lower() != "idempotency-key":
+            key = request.value(settings.header.lower().encode())
+        if key is not None:
+            scope = f"{upstream.name}\n{self._proxy.credential_id(request)}".encode()
+            if self._proxy.seen_keys.came_before(scope, key, self._started):
+                self.record.caller_resend = True
+        elif settings.inject:
+            self._own_lines += b"%b: %b\r\n" % (settings.header.encode(), self.record.session_id)
+
+    def _key(self) -> str:
+        """Whose key the request carries, in the words of `policy/resend.py`."""
+        assert self._upstream is not None
+        settings = self._upstream.settings.idempotency
+        if self._request.value(settings.header.lower().encode()) is not None:
+            return APP_KEY
+        return INJECTED_KEY if settings.inject else NO_KEY
+
+    def _trace_lines(self, trace: Trace, attempt: Attempt) -> bytes:
+        assert self._upstream is not None
+        header = self._proxy.signals.traces.header(trace, attempt)
+        if self._upstream.settings.propagation != "participate":
+            return b""
+        state = b"tracestate: %b\r\n" % trace.tracestate if trace.tracestate else b""
+        return b"traceparent: %b\r\n%b" % (header, state)
+
+    # ---- waiting for a turn ----------------------------------------------------------------------------------
+
+    async def _take_place(self) -> None:
+        """Under `max_in_flight`, or in the queue for it."""
+        upstream = self._upstream
+        assert upstream is not None and upstream.turns.bulkhead is not None
+        place = upstream.turns.bulkhead.enter()
+        if place is None:
+            settings = upstream.settings
+            raise Refused(
+                "OVERLOADED",
+                f"{upstream.label} already has {settings.max_in_flight} requests in flight (max_in_flight)"
+                + (f" and {settings.max_queue} waiting (max_queue)" if settings.max_queue else ""),
+                reason="max_in_flight",
+                retry_after=1,
+            )
+        if not place.granted:
+            await self.become_task()
+            try:
+                await upstream.turns.for_place(place, self._ends_at)
+            except OutOfTime:
+                raise self._out_of_time(
+                    "DEADLINE_EXCEEDED", "no place under max_in_flight became free in time"
+                ) from None
+            self.record.waited += clock.monotonic() - self._started
+        self._place = place
+
+    async def _wait_at_gate(self) -> None:
+        """Some credential of this upstream was asked to wait; perhaps it is ours."""
+        upstream = self._upstream
+        assert upstream is not None
+        gate = upstream.turns.gate
+        key = self._proxy.credential_id(self._request).encode()
+        if gate.closed_until(key, clock.monotonic()) is None:
+            return
+        await self.become_task()
+        now = clock.monotonic()
+        until = gate.closed_until(key, now)
+        if until is None:
+            return
+        told = "the upstream asked calls with this credential to wait"
+        if until > self._ends_at:
+            raise self._out_of_time("RATE_LIMIT_EXCEEDED", f"{told} longer than this request may take", until - now)
+        ticket = gate.enter(key)
+        if ticket is None:
+            raise Refused(
+                "OVERLOADED", f"{told}, and the queue is full", reason="gate", retry_after=math.ceil(until - now)
+            )
+        try:
+            await upstream.turns.at_gate(ticket, self._ends_at)
+        except OutOfTime:
+            raise self._out_of_time("RATE_LIMIT_EXCEEDED", f"{told}, and the time was up first", until - now) from None
+        self.record.waited += clock.monotonic() - now
+
+    def _out_of_time(self, code: str, message: str, wait: float | None = None) -> GaveUp:
+        record = self.record
+        record.outcome, record.suppressed = "deadline", "deadline"
+        return GaveUp(code, message, retry_after=None if wait is None else math.ceil(wait))

@@ -1,0 +1,240 @@
+"""The part of an exchange that decides what follows a failed attempt.
+
+Law: every decision is made by a pure policy and written into the record with its reason; this file only gathers
+what the policies ask for, and does what they say. A permit of a breaker is handed back exactly once, with what the
+attempt says about the endpoint. Nothing is waited for past the deadline, nor when the app has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import NoReturn
+
+from sidecar import clock
+from sidecar.failures import AttemptFailed, GaveUp
+from sidecar.policy.breaker import counts
+from sidecar.policy.classify import is_verdict
+from sidecar.policy.resend import honoured
+from sidecar.policy.retry import Failure, Situation, decide, resendable
+from sidecar.policy.verdict import fields_of, retry_after, server_verdict
+from sidecar.prepared import Prepared
+from sidecar.upstream.connection import UpstreamConnection
+from sidecar.upstream.destination import Choice
+from telemetry.record import FATAL, Attempt, Decision
+from telemetry.redact import hides_header
+
+_OUTCOMES = {
+    "attempts": "exhausted",
+    "stage_budget": "exhausted",
+    "disabled": "exhausted",
+    "draining": "exhausted",
+    "budget": "budget",
+    "deadline": "deadline",
+    "breaker_open": "breaker_open",
+    "not_resendable": "not_retryable",
+    "body_too_large": "not_retryable",
+    "response_started": "not_retryable",
+    "server_verdict": "not_retryable",
+}
+
+
+class Retrying(Prepared):
+    """See the module's law."""
+
+    __slots__ = ("_next_delay", "_next_policy", "_situation", "_tried")
+
+    _next_delay: float
+    _next_policy: str
+    """The wait before the next attempt, and the policy that gave it."""
+    _situation: Situation | None
+    _tried: tuple[Choice, ...]
+    """Where attempts failed."""
+
+    # ---- after a failed attempt ------------------------------------------------------------------------------
+
+    def _classified(self, connection: UpstreamConnection) -> str | None:
+        """The error code of an answer, None for success."""
+        assert self._upstream is not None and connection.head is not None
+        body = connection.body if connection.buffered and connection.complete else None
+        return self._upstream.classifier.classify(connection.status, fields_of(connection.head.lines), body)
+
+    async def _after_failure(self, attempt: Attempt, failed: AttemptFailed) -> tuple[str, float]:
+        """No answer. Returns the kind and the time of the next attempt; raises GaveUp when there is none."""
+        upstream = self._upstream
+        assert upstream is not None
+        self._attempt_failed(attempt, failed)
+        now = attempt.ended
+        if failed.stale and self._may_replace(failed):
+            self._next_delay, self._next_policy = 0.0, attempt.policy_id
+            return "stale", now  # the connection was dead, not the endpoint: at once, and the permit stays
+        attempt.code = code = upstream.classifier.of_failure(failed.code)
+        self._report(counts(code, 0, upstream.rules.failures), now, at_proxy=failed.at_proxy)
+        failure = Failure(code, phase=failed.phase, momentary=failed.momentary)
+        again = await self._decide(attempt, failure, now)
+        if again is None:
+            decision = attempt.decision
+            assert decision is not None
+            raise GaveUp(code, failed.message, reason=decision.reason, hint=decision.remedy)
+        return again
+
+    async def _after_answer(self, attempt: Attempt, code: str) -> tuple[str, float] | None:
+        """An answer that is a failure. None: it is passed on as it is."""
+        upstream, connection = self._upstream, self._connection
+        assert upstream is not None and connection is not None and connection.head is not None
+        now = attempt.ended
+        attempt.code = code
+        attempt.phase = connection.phase
+        self._report(counts(code, connection.status, upstream.rules.failures), now)
+        fields = fields_of(connection.head.lines)
+        wait = retry_after(fields, self._proxy.wall(now))
+        failure = Failure(
+            code, status=connection.status, phase=attempt.phase, verdict=server_verdict(fields), retry_after=wait
+        )
+        if failure.not_executed and wait:
+            key = self._proxy.credential_id(self._request).encode()
+            upstream.turns.gate.pause(key, now + wait, now)
+        return await self._decide(attempt, failure, now)
+
+    def _may_replace(self, failed: AttemptFailed) -> bool:
+        """Once per session, and only if the request may be sent again."""
+        record, body = self.record, self._request.body
+        if any(attempt.kind == "stale" for attempt in record.attempts) or (body is not None and not body.replayable):
+            return False
+        situation = self._situation_now()
+        return resendable(Failure(failed.code, phase=failed.phase), situation, situation.first).allowed
+
+    async def _decide(self, attempt: Attempt, failure: Failure, now: float) -> tuple[str, float] | None:
+        """Ask the policies, write down what they say, and wait if they say so. None: the session ends here."""
+        upstream, record = self._upstream, self.record
+        assert upstream is not None
+        situation = self._situation_now()
+        situation.previous_delay = attempt.delay
+        situation.refused_for = None
+        if upstream.settings.fallback is None:
+            situation.refused_for = self._destination.retry_in(now) or None
+        chosen = upstream.rules.choice.after(record.operation, failure.code, self._overrides.policy)
+        attempt.decision = decision = decide(failure, situation, chosen, upstream.terms, now)
+        self._tried = (*self._tried, self._choice)
+        if decision.delay is None:
+            self._give_up(decision, failure)
+            return None
+        if self._connection is not None:
+            self._let_go(self._connection)
+        self._next_delay, self._next_policy = decision.delay, chosen.id
+        if decision.delay and not self._falls_back(now):
+            await self._back_off(decision.delay)
+        if self._proxy.draining:
+            attempt.decision = ended = Decision(None, "draining", "the sidecar stopped while this waited for its retry")
+            self._give_up(ended, failure)
+            raise GaveUp(failure.code, attempt.message or "the sidecar is stopping", reason="draining")
+        return "retry", clock.monotonic()
+
+    def _situation_now(self) -> Situation:
+        upstream, request, record = self._upstream, self._request, self.record
+        assert upstream is not None
+        situation = self._situation
+        if situation is None:
+            first = upstream.rules.choice.before(record.operation, self._overrides.policy)
+            # A handshake that was sent may have been agreed to, whatever its method says.
+            method = request.method if request.upgrade is None else "Upgrade"
+            situation = self._situation = Situation(method, first, self._ends_at, self._overrides)
+            situation.operation = self._operation
+            situation.stage, situation.workflow = record.stage, record.workflow
+        idempotency = upstream.settings.idempotency
+        situation.key, situation.key_header = self._key(), idempotency.header
+        situation.keyed = honoured(situation.key, idempotency)
+        situation.attempts = sum(attempt.kind != "stale" for attempt in record.attempts)
+        situation.body_kept = request.body is None or request.body.replayable
+        situation.retries_enabled, situation.draining = self._proxy.retries_enabled, self._proxy.draining
+        return situation
+
+    def _give_up(self, decision: Decision, failure: Failure) -> None:
+        record = self.record
+        record.code = failure.code
+        if decision.reason != FATAL:
+            record.suppressed = decision.reason
+        verdict = is_verdict(failure.status) or 0 < failure.status < 400
+        if verdict and decision.reason in (FATAL, "not_resendable"):
+            record.outcome = "rejected"
+        else:
+            record.outcome = _OUTCOMES.get(decision.reason, "not_retryable")
+
+    async def _back_off(self, seconds: float) -> None:
+        """Ends early when the sidecar is told to stop, and with the app."""
+        await self.become_task()
+        over = self._loop.create_future()
+        timer = self._loop.call_later(seconds, _set, over)
+        self._proxy.backoffs.add(over)
+        try:
+            await over
+        finally:
+            timer.cancel()
+            self._proxy.backoffs.discard(over)
+
+    # ---- refused by breakers ---------------------------------------------------------------------------------
+
+    def _falls_back(self, now: float) -> bool:
+        """Whether the next attempt goes to the fallback: then there is nothing to wait for."""
+        upstream = self._upstream
+        assert upstream is not None
+        return upstream.settings.fallback is not None and self._destination.retry_in(now) > 0
+
+    async def _fall_back(self, now: float) -> None:
+        """Every breaker refuses: on to `fallback`, if there is one. Only reached when nothing was sent yet, or when
+        the last decision was that the request may be sent again."""
+        upstream, request, record = self._upstream, self._request, self.record
+        assert upstream is not None
+        if upstream.settings.fallback is None:
+            self._refused_by_breaker(now)
+        if upstream.settings.fallback_credentials == "strip":
+            request.lines = [line for line in request.lines if not _is_credential(line)]
+        if self._place is not None:
+            upstream.turns.leave(self._place)
+            self._place = None
+        upstream.in_flight -= 1
+        record.fallback_from = record.fallback_from or upstream.label
+        self._destination = self._proxy.directory.fallback(upstream.settings.fallback)
+        self._upstream = upstream = self._destination.upstream
+        self._tried = ()
+        upstream.in_flight += 1
+        record.upstream = upstream.label
+        upstream.budget.request(now)
+        if upstream.turns.bulkhead is not None:
+            await self._take_place()
+
+    def _refused_by_breaker(self, now: float) -> NoReturn:
+        upstream, record = self._upstream, self.record
+        assert upstream is not None
+        wait = max(1, math.ceil(self._destination.retry_in(now)))
+        record.outcome, record.code = "breaker_open", "CIRCUIT_OPEN"
+        if record.attempts:
+            record.suppressed = "breaker_open"
+        raise GaveUp(
+            "CIRCUIT_OPEN",
+            f"calls to {upstream.label} are refused for now: its circuit breaker is open after too many failures",
+            reason="breaker_open",
+            hint=f"it is asked again in {wait} s; GET /breakers on the admin port shows why it opened",
+            retry_after=wait,
+        )
+
+    def _report(self, ok: bool | None, now: float, *, at_proxy: bool = False, waited: float | None = None) -> None:
+        """Hand the breaker's permit back, with what the attempt says about the endpoint."""
+        permit, self._permit = self._permit, None
+        if permit is None:
+            return
+        if at_proxy:
+            self._choice.abandon(permit, now, proxy_failed=True)
+        elif ok is None:
+            self._choice.abandon(permit, now, waited)
+        else:
+            self._choice.record(permit, ok, now)
+
+
+def _is_credential(line: bytes) -> bool:
+    return hides_header(line.partition(b":")[0].decode("latin-1"))
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

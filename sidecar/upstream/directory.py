@@ -1,0 +1,201 @@
+"""All upstreams, found by what the app wrote.
+
+Law: what an app wrote (an authority, a Host, a path) is looked at once and remembered, bounded. Hosts that no
+configured upstream lists get an automatic one; their number, and the number of labels they may take, is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from config.model import Upstream
+from sidecar import clock
+from sidecar.egress import Egress
+from sidecar.failures import Refused
+from sidecar.routing import DEFAULT_PORTS, Origin, Router, bracketed, parse_authority
+from sidecar.upstream.destination import Destination
+from sidecar.upstream.endpoints import AUTOMATIC, UpstreamState
+from sidecar.upstream.pool import Wiring
+from sidecar.upstream.rules import Rules
+from sidecar.upstream.tls import TlsContexts
+
+_REMEMBERED_AUTHORITIES = 4096
+_AUTOMATIC_UPSTREAMS = 1024
+
+
+class Directory:
+    """All upstreams, found by what the app wrote."""
+
+    def __init__(self, wiring: Wiring, egress: Egress) -> None:
+        self._wiring = wiring
+        self._egress = egress
+        self._tls = TlsContexts()
+        self.router = Router(wiring.settings)
+        self.configured = {
+            name: UpstreamState(name, name, upstream, self._rules(name, upstream), wiring, self._tls)
+            for name, upstream in wiring.settings.upstreams.items()
+        }
+        self._automatic_rules = self._rules("", AUTOMATIC)
+        self._automatic: dict[str, UpstreamState] = {}
+        self._labels: set[str] = set()
+        self.label_overflows = 0
+        self._fallbacks: dict[str, Destination] = {}
+        self._by_authority: dict[bytes, Destination] = {}
+        self._by_host: dict[bytes, Destination | None] = {}
+        self._routed = {
+            name: (self._routed_destination(state), state.settings.strip_prefix)
+            for name, state in self.configured.items()
+            if state.settings.route is not None
+        }
+        self.connect_ports = egress.connect_ports | _ports_of(self.configured.values())
+
+    def states(self) -> Iterator[UpstreamState]:
+        yield from self.configured.values()
+        yield from self._automatic.values()
+
+    def forward(self, scheme: str, authority: bytes) -> Destination:
+        """For an absolute-form target."""
+        key = authority if scheme == "http" else b"https://" + authority
+        found = self._by_authority.get(key)
+        if found is None:
+            host, port = parse_authority(authority.decode("latin-1"))
+            found = self._towards(scheme, host, port or DEFAULT_PORTS[scheme], authority)
+            self._remember(key, found)
+        return found
+
+    def _remember(self, key: bytes, found: Destination) -> None:
+        if len(self._by_authority) >= _REMEMBERED_AUTHORITIES:
+            self._by_authority.clear()
+        self._by_authority[key] = found
+
+    def by_host(self, written: bytes) -> Destination | None:
+        """For an origin-form target whose Host an upstream lists; None when none does. Refuses a malformed one."""
+        try:
+            return self._by_host[written]
+        except KeyError:
+            pass
+        host, port = parse_authority(written.decode("latin-1"), what="Host")
+        port = port or DEFAULT_PORTS["http"]
+        found = None
+        if self.router.by_host(host, port) is not None:
+            found = self._towards("http", host, port, written)
+        if len(self._by_host) >= _REMEMBERED_AUTHORITIES:
+            self._by_host.clear()
+        self._by_host[written] = found
+        return found
+
+    def by_route(self, path: bytes) -> tuple[Destination, bytes] | None:
+        """For an origin-form target under an upstream's `route`: where, and the path to ask for."""
+        match = self.router.by_path(path)
+        if match is None:
+            return None
+        name, rest = match
+        destination, strip_prefix = self._routed[name]
+        return destination, rest if strip_prefix else path
+
+    def tunnel(self, origin: Origin) -> Destination:
+        """For a CONNECT: the upstream it is counted under, and a breaker of its own for that host and port."""
+        key = f"CONNECT {origin.label}".encode()
+        found = self._by_authority.get(key)
+        if found is None:
+            name = self.router.by_host(origin.host, origin.port)
+            state = self.configured[name] if name is not None else self._automatic_for(origin.host, origin.port)
+            found = Destination(state, b"", [origin], "")
+            self._remember(key, found)
+        return found
+
+    def fallback(self, name: str) -> Destination:
+        """Where the calls of an upstream go whose breakers are all open."""
+        found = self._fallbacks.get(name)
+        if found is None:
+            found = self._fallbacks[name] = self._routed_destination(self.configured[name])
+        return found
+
+    def sweep(self, now: float) -> None:
+        """Once a second: what time alone does to pools, gates and breakers."""
+        for state in self.states():
+            for pool in state.pools.values():
+                pool.sweep(now)
+            if not state.turns.gate.idle:
+                state.turns.release()
+            for _, breaker in state.breakers():
+                breaker.state(now)
+
+    def close(self) -> None:
+        for state in self.states():
+            for pool in state.pools.values():
+                pool.close()
+
+    def _rules(self, name: str, upstream: Upstream) -> Rules:
+        wiring = self._wiring
+        return Rules(wiring.settings, name, upstream, wiring.registry, wiring.stages, clock.uniform)
+
+    def _towards(self, scheme: str, host: str, port: int, written: bytes) -> Destination:
+        name = self.router.by_host(host, port)
+        if name is None:
+            state = self._automatic_for(host, port)
+            return Destination(state, written, [Origin(scheme, host, port)], host)
+        state = self.configured[name]
+        if state.settings.endpoints:
+            if state.settings.rewrite_host:
+                return Destination(state, b"", tuple(state.endpoints), "")
+            return Destination(state, written, tuple(state.endpoints), host)
+        if state.settings.tls == "originate":
+            return Destination(state, written, [Origin("https", host, 443 if port == 80 else port)], host)
+        return Destination(state, written, [Origin(scheme, host, port)], host)
+
+    def _routed_destination(self, state: UpstreamState) -> Destination:
+        if state.settings.endpoints:
+            # `rewrite_host: false` on a route would name the sidecar itself; there is no other name to keep.
+            return Destination(state, b"", tuple(state.endpoints), "")
+        first = next(entry for entry in state.settings.hosts if not entry.startswith("*"))
+        host, port = parse_authority(first, what="host")
+        return self._towards("http", host, port or DEFAULT_PORTS["http"], first.encode("ascii"))
+
+    def _automatic_for(self, host: str, port: int) -> UpstreamState:
+        if self._egress.configured_only:
+            raise Refused(
+                "EGRESS_DENIED",
+                f"{host}:{port} is in no upstream's `hosts`, and egress.mode is configured_only",
+                reason="egress",
+            )
+        key = f"{bracketed(host)}:{port}"
+        state = self._automatic.get(key)
+        if state is None:
+            if len(self._automatic) >= _AUTOMATIC_UPSTREAMS:
+                self._drop_least_recent()
+            state = self._automatic[key] = UpstreamState(
+                key, self._label(key), AUTOMATIC, self._automatic_rules, self._wiring, self._tls
+            )
+        return state
+
+    def _label(self, key: str) -> str:
+        if key not in self._labels:
+            if len(self._labels) >= self._wiring.settings.limits.auto_upstreams:
+                self.label_overflows += 1
+                return "_other"
+            self._labels.add(key)
+        return key
+
+    def _drop_least_recent(self) -> None:
+        unused = [state for state in self._automatic.values() if state.in_flight == 0]
+        if not unused:
+            raise Refused(
+                "OVERLOADED", "too many different hosts are being called at once", reason="hosts", retry_after=1
+            )
+        oldest = min(unused, key=lambda state: state.last_used)
+        for pool in oldest.pools.values():
+            pool.close()
+        del self._automatic[oldest.name]
+        self._by_authority.clear()  # may still lead to the dropped one
+
+
+def _ports_of(states: Iterable[UpstreamState]) -> frozenset[int]:
+    ports: set[int] = set()
+    for state in states:
+        ports.update(origin.port for origin in state.endpoints)
+        for entry in state.settings.hosts:
+            _, port = parse_authority(entry.removeprefix("*."), what="host")
+            if port:
+                ports.add(port)
+    return frozenset(ports)
