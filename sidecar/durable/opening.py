@@ -36,6 +36,8 @@ _SETTINGS = (
     "PRAGMA cache_size = -16000",  # 16 MB
     "PRAGMA journal_size_limit = 67108864",
     "PRAGMA temp_store = MEMORY",
+    "PRAGMA wal_autocheckpoint = 4000",  # every 16 MB; entries touch many pages, so 4 MB would be all the time
+    "PRAGMA secure_delete = OFF",  # some builds overwrite what is deleted; what is secret here is sealed
 )
 
 

@@ -18,7 +18,7 @@ import hmac
 import os
 import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,13 +54,13 @@ def key_id_of(key: bytes) -> str:
     return hashlib.sha256(b"sidecar seal key" + key).digest()[:4].hex()
 
 
-def _joined(*parts: bytes) -> bytes:
+def _joined(parts: Sequence[bytes]) -> bytes:
     """Unambiguous: no two lists of parts give the same bytes."""
-    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    return repr(list(map(len, parts))).encode() + b"".join(parts)
 
 
 def _bound_to(purpose: str, host: str, ident: str) -> bytes:
-    return _joined(purpose.encode(), host.lower().encode(), ident.encode())
+    return _joined((purpose.encode(), host.lower().encode(), ident.encode()))
 
 
 class Keyring:
@@ -130,8 +130,8 @@ class Keyring:
     # ---- keyed hashes ----------------------------------------------------------------------------------------
 
     def digest(self, *parts: str | bytes) -> bytes:
-        encoded = (part.encode() if isinstance(part, str) else part for part in parts)
-        return hmac.digest(self._hash_key, _joined(*encoded), "sha256")
+        encoded = [part.encode() if isinstance(part, str) else part for part in parts]
+        return hashlib.blake2b(_joined(encoded), digest_size=32, key=self._hash_key).digest()
 
     # ---- the store's own check -------------------------------------------------------------------------------
 

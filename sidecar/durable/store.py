@@ -87,6 +87,10 @@ class Store:
         return self._writer.health
 
     @property
+    def running(self) -> bool:
+        return not self._closed
+
+    @property
     def path(self) -> Path:
         return self._opener.path
 

@@ -1,0 +1,81 @@
+"""Replay jobs as they are remembered: those of this run live, those of earlier runs as they were left."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import orjson
+
+from sidecar.durable.replay_job import ENDED, Job
+from sidecar.durable.store import Store
+from sidecar.durable.trouble import NoSuchThing
+
+_KEPT = 1000
+
+
+class Shelf:
+    """Saves at every change of state, not at every entry."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.live: dict[str, Job] = {}
+
+    def add(self, job: Job) -> None:
+        self.live[job.job_id] = job
+        for old in [old for old in self.live.values() if old.state in ENDED][:-_KEPT]:
+            del self.live[old.job_id]
+
+    async def save(self, job: Job) -> None:
+        values = (job.job_id, job.created_at, self._store.boot_id, job.state, orjson.dumps(job.shown()))
+        await self._store.write(
+            lambda connection: (
+                connection.execute("INSERT OR REPLACE INTO replay_jobs VALUES (?, ?, ?, ?, ?)", values) and None
+            )
+        )
+
+    async def jobs(self) -> list[dict[str, Any]]:
+        """The newest first, those of earlier runs included."""
+        stored = await self._store.read(
+            lambda connection: connection.execute(
+                "SELECT job_id, document FROM replay_jobs ORDER BY created_at DESC LIMIT 100"
+            ).fetchall()
+        )
+        return [
+            self.live[job_id].shown() if job_id in self.live else orjson.loads(document) for job_id, document in stored
+        ]
+
+    async def job(self, job_id: str) -> dict[str, Any]:
+        if job_id in self.live:
+            return self.live[job_id].shown()
+        found = await self._store.read(
+            lambda connection: connection.execute(
+                "SELECT document FROM replay_jobs WHERE job_id = ?", (job_id,)
+            ).fetchone()
+        )
+        if found is None:
+            raise NoSuchThing(f"there is no replay {job_id[:80]!r}", "list them with `sidecar dlq replay --list`")
+        shown: dict[str, Any] = orjson.loads(found[0])
+        return shown
+
+    async def interrupt(self) -> None:
+        """After a start: jobs of an earlier run are not going on."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            left = connection.execute(
+                "SELECT job_id, document FROM replay_jobs WHERE boot <> ? AND state IN ('running', 'paused')",
+                (self._store.boot_id,),
+            ).fetchall()
+            for job_id, document in left:
+                shown = {**orjson.loads(document), "state": "interrupted", "why": "the sidecar was stopped or killed"}
+                connection.execute(
+                    "UPDATE replay_jobs SET state = 'interrupted', document = ? WHERE job_id = ?",
+                    (orjson.dumps(shown), job_id),
+                )
+            connection.execute(
+                "DELETE FROM replay_jobs WHERE job_id NOT IN "
+                "(SELECT job_id FROM replay_jobs ORDER BY created_at DESC LIMIT ?)",
+                (_KEPT,),
+            )
+
+        await self._store.write(work)
