@@ -26,6 +26,7 @@ HEADER_NAMES = frozenset(
 _TELLING_PARTS = ("token", "secret", "password")  # anywhere in a name
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{1,15}://[^\s\"'<>`]+")
+_USERINFO = re.compile(r"[^\s/@:\"']{1,64}:[^\s/@\"']{1,256}@(?=[\w\[])")  # `user:password@host` without a scheme
 _SCHEME = re.compile(r"\b(Bearer|Basic|Digest|Negotiate|ApiKey)\s+[A-Za-z0-9._~+/=\-]{4,}", re.IGNORECASE)
 _SHAPES = re.compile(  # credentials that are recognised without a name beside them
     r"eyJ[\w\-]{8,}\.[\w\-]{8,}(?:\.[\w\-]*)?"  # a signed or encrypted web token
@@ -39,8 +40,10 @@ _FIELD = re.compile(
     r"\b(authorization|proxy-authorization|cookie|set-cookie|www-authenticate)([\"']?\s{0,3}[:=])[^\r\n]+",
     re.IGNORECASE,
 )
-# `name=value`, `name: value`, `"name": "value"` in running text.
-_PAIR = re.compile(r"([\w\-]{2,64})([\"']?\s{0,3}[=:]\s{0,3})(\"[^\"]{0,2000}\"|'[^']{0,2000}'|[^\s,;&\"'})\]]+)")
+# `name=value`, `name: value`, `"name": "value"` in running text. In two steps, because a value can look like a name:
+# in "it failed: token=abc" the value of `failed` holds a pair of its own.
+_NAME = re.compile(r"([\w\-]{2,64})([\"']?\s{0,3}[=:]\s{0,3})")
+_VALUE = re.compile(r"\"[^\"]{0,2000}\"|'[^']{0,2000}'|[^\s,;&\"'})\]]+")
 
 
 class Redactor:
@@ -120,22 +123,31 @@ class Redactor:
         if len(text) > _LONGEST_TEXT:
             text = text[:_LONGEST_TEXT] + "…"
         text = _URL.sub(self._url_in_text, text)
+        text = _USERINFO.sub(f"{MASK}:{MASK}@", text)
         text = _FIELD.sub(lambda found: f"{found[1]}{found[2]} {MASK}", text)
         text = _SCHEME.sub(lambda found: f"{found[1]} {MASK}", text)
-        text = _PAIR.sub(self._pair, text)
+        text = self._without_pairs(text)
         return _SHAPES.sub(MASK, text)
 
     def _url_in_text(self, found: re.Match[str]) -> str:
         url = found[0].rstrip(".,:;)]}")  # the sentence's, not the url's
         return self.url(url) + found[0][len(url) :]
 
-    def _pair(self, found: re.Match[str]) -> str:
-        name = found[1]
-        if not (self.hides(name) or hides_header(name)):
-            return found[0]
-        if found[2].strip().startswith(":") and name.lower() in _ORDINARY_WORDS:
-            return found[0]  # "code: 503" is prose; "code=…" is a parameter
-        return f"{name}{found[2]}{MASK}"
+    def _without_pairs(self, text: str) -> str:
+        pieces, done = [], 0
+        for found in _NAME.finditer(text):
+            if found.start() < done or not self._names_a_secret(found[1], found[2]):
+                continue
+            value = _VALUE.match(text, found.end())
+            if value is not None:
+                pieces += [text[done : found.end()], MASK]
+                done = value.end() - (len(value[0]) - len(value[0].rstrip(".:")))  # the sentence's, not the value's
+        return "".join((*pieces, text[done:])) if pieces else text
+
+    def _names_a_secret(self, name: str, separator: str) -> bool:
+        if ":" in separator and name.lower() in _ORDINARY_WORDS:
+            return False  # "code: 503" is prose; "code=…" is a parameter
+        return self.hides(name) or hides_header(name)
 
 
 _ORDINARY_WORDS = frozenset({"code", "key"})

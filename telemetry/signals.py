@@ -175,8 +175,9 @@ class Signals:
 
     def breaker_changed(self, upstream: str, endpoint: str, from_state: str, to_state: str, why: str = "") -> None:
         """A breaker moved; `why` in words, for example `5 failures in a row` or `forced by an operator`."""
+        endpoint = self.redactor.url(endpoint)
         self.metrics.breaker_moved(upstream, endpoint, from_state, to_state)
-        body = f"breaker of {upstream} at {self.redactor.url(endpoint)} went from {from_state} to {to_state}"
+        body = f"breaker of {upstream} at {endpoint} went from {from_state} to {to_state}"
         facts = {"upstream": upstream, "endpoint": endpoint, "from_state": from_state, "to_state": to_state, "why": why}
         level = "warn" if to_state == "open" else "info"
         self._tell(_BREAKER_EVENTS[to_state], level, Event.BREAKER, body + (f": {why}" if why else ""), facts)

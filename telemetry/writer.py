@@ -49,7 +49,8 @@ class Writer:
         if self._thread is None:
             return True
         done = threading.Event()
-        self._jobs.put((done.set, ()))
+        for flush in (*self.flushers, done.set):
+            self._jobs.put((flush, ()))
         return done.wait(timeout)
 
     def close(self, timeout: float = 5.0) -> None:
