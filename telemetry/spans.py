@@ -1,35 +1,55 @@
-"""The record → OpenTelemetry spans, after the fact.
+"""The record → spans, after the fact.
 
 Law: one SERVER span per session, one CLIENT span per attempt below it, with the times the record holds and the ids that
 were already sent upstream; nothing internal. Names never hold a path, addresses are redacted, `error.type` is the
 error code of the metrics. A recovered session is not an error, its failed attempts are. A tunnel is one span.
 
-The spans are built as finished objects, not through a tracer: there is no sampling left to do and no id to invent,
-and a tracer takes five times as long. Runs in the export thread.
+Spans are plain values here, made whole: there is no sampling left to do and no id to invent, so no tracer is needed,
+which would take five times as long. Runs in the export thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
-from opentelemetry.trace.span import TraceState
-from opentelemetry.trace.status import Status, StatusCode
+from typing import NamedTuple
 
 from telemetry.names import OTHER_METHOD, RETRY_SCHEDULED, Attribute
 from telemetry.record import BAD, PHASE_WORDS, Attempt, Session, Trace
 from telemetry.redact import Redactor
 from telemetry.sessions import Wall
 
-_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_UNSET, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
+# Kinds of OTLP.
+INTERNAL, SERVER, CLIENT = 1, 2, 3
 _GONE = "CLIENT_DISCONNECTED"
 
 Attributes = dict[str, str | int | float | bool]
+
+
+class SpanEvent(NamedTuple):
+    """Something that happened during a span."""
+
+    name: str
+    at: int
+    attributes: Mapping[str, str | int | float | bool]
+
+
+class Span(NamedTuple):
+    """One span. Times are nanoseconds since 1970; `parent_id` 0 means a root."""
+
+    name: str
+    kind: int
+    trace_id: int
+    span_id: int
+    parent_id: int
+    parent_is_remote: bool
+    tracestate: bytes
+    start: int
+    end: int
+    attributes: Attributes
+    failed: bool
+    events: tuple[SpanEvent, ...] = ()
+    links: tuple[tuple[int, int], ...] = ()
+    """(trace id, span id) of spans elsewhere."""
 
 
 def span_count(session: Session) -> int:
@@ -40,76 +60,71 @@ def span_count(session: Session) -> int:
 class Materialiser:
     """Makes the spans of a session."""
 
-    def __init__(
-        self, resource: Mapping[str, str], version: str, wall: Wall, redactor: Redactor, known_methods: frozenset[str]
-    ) -> None:
-        self._resource = Resource(dict(resource))
-        self._scope = InstrumentationScope("sidecar", version)
+    def __init__(self, wall: Wall, redactor: Redactor, known_methods: frozenset[str]) -> None:
         self._wall = wall
         self._redactor = redactor
         self._known = known_methods
 
-    def spans_of(self, session: Session) -> list[ReadableSpan]:
+    def spans_of(self, session: Session) -> list[Span]:
         trace = session.trace
         if trace is None:
             return []
-        state = _state(trace)
-        context = SpanContext(trace.trace_id, trace.span_id, False, _SAMPLED, state)
-        method = session.method if session.method in self._known else OTHER_METHOD
         if session.method == "CONNECT":
-            return [self._tunnel(session, trace, context)]
+            return [self._tunnel(session, trace)]
+        method = session.method if session.method in self._known else OTHER_METHOD
         called = method if method != OTHER_METHOD else "HTTP"
         name = f"{called} {session.operation}" if session.operation else called
-        spans = [self._server(session, trace, context, name, method)]
+        scheme, authority, path, query = self._target(session)
+        spans = [self._server(session, trace, name, method, (scheme, authority, path, query))]
+        if session.forwarded:
+            path, _, query = self._redactor.url(session.forwarded).partition("?")
+        sent = path + (f"?{query}" if query else "")
         for number, attempt in enumerate(session.attempts):
-            own = SpanContext(trace.trace_id, attempt.span_id, False, _SAMPLED, state)
-            spans.append(self._client(session, number, attempt, own, context, name, method))
+            spans.append(self._client(session, trace, number, attempt, name, method, scheme, sent))
         return spans
 
     # ---- one span ------------------------------------------------------------------------------------------------
 
-    def _server(self, session: Session, trace: Trace, context: SpanContext, name: str, method: str) -> ReadableSpan:
+    def _server(
+        self, session: Session, trace: Trace, name: str, method: str, target: tuple[str, str, str, str]
+    ) -> Span:
         attributes = self._of_session(session, trace)
         attributes[Attribute.METHOD] = method
         if method == OTHER_METHOD:
             attributes[Attribute.METHOD_ORIGINAL] = session.method[:32]
-        scheme, authority, path, query = self._target(session)
+        scheme, authority, path, query = target
         attributes[Attribute.URL_PATH] = path
         attributes[Attribute.URL_SCHEME] = scheme
         if query:
             attributes[Attribute.URL_QUERY] = query
         _address(attributes, session.host or authority, Attribute.SERVER_ADDRESS, Attribute.SERVER_PORT)
         replaying = any(attempt.kind == "replay" for attempt in session.attempts)
-        return self._span(
+        origin = session.origin
+        return self._root(
             f"replay {session.upstream}" if replaying else name,
-            SpanKind.INTERNAL if replaying else SpanKind.SERVER,
-            context,
-            _parent(trace),
-            (session.started, session.ended),
+            INTERNAL if replaying else SERVER,
+            session,
+            trace,
             attributes,
-            _ERROR if is_error(session) else _UNSET,
-            events=self._scheduled(session),
-            links=[] if session.origin is None else [Link(_context_of(session.origin))],
+            self._scheduled(session),
+            () if origin is None else ((origin.trace_id, origin.span_id),),
         )
 
     def _client(
         self,
         session: Session,
+        trace: Trace,
         number: int,
         attempt: Attempt,
-        context: SpanContext,
-        parent: SpanContext,
         name: str,
         method: str,
-    ) -> ReadableSpan:
-        scheme, _, path, query = self._target(session)
-        if session.forwarded:
-            path, _, query = self._redactor.url(session.forwarded).partition("?")
+        scheme: str,
+        sent: str,
+    ) -> Span:
         endpoint = self._redactor.url(attempt.endpoint)
-        address = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
         attributes: Attributes = {
             Attribute.METHOD: method,
-            Attribute.URL_FULL: address + path + (f"?{query}" if query else ""),
+            Attribute.URL_FULL: (endpoint if "://" in endpoint else f"{scheme}://{endpoint}") + sent,
             Attribute.PROTOCOL_VERSION: "1.1",
             Attribute.UPSTREAM: session.upstream,
             Attribute.POLICY: attempt.policy_id,
@@ -129,11 +144,21 @@ class Materialiser:
         failed = attempt.code is not None and attempt.code != _GONE
         if attempt.code is not None and failed:
             attributes[Attribute.ERROR_TYPE] = attempt.code
-        ended = max(attempt.ended, attempt.started)
-        status = _ERROR if failed else _UNSET
-        return self._span(name, SpanKind.CLIENT, context, parent, (attempt.started, ended), attributes, status)
+        return Span(
+            name,
+            CLIENT,
+            trace.trace_id,
+            attempt.span_id,
+            trace.span_id,
+            False,
+            trace.tracestate,
+            self._nanoseconds(attempt.started),
+            self._nanoseconds(max(attempt.ended, attempt.started)),
+            attributes,
+            failed,
+        )
 
-    def _tunnel(self, session: Session, trace: Trace, context: SpanContext) -> ReadableSpan:
+    def _tunnel(self, session: Session, trace: Trace) -> Span:
         attributes = self._of_session(session, trace)
         attributes[Attribute.METHOD] = "CONNECT"
         attributes[Attribute.TUNNEL_SENT] = session.request_bytes
@@ -144,36 +169,32 @@ class Materialiser:
             attributes[Attribute.TUNNEL_CONNECT] = round(attempt.ended - attempt.started, 6)
             if attempt.address:
                 _address(attributes, attempt.address, Attribute.PEER_ADDRESS, Attribute.PEER_PORT)
-        status = _ERROR if is_error(session) else _UNSET
-        times = (session.started, session.ended)
-        return self._span("CONNECT", SpanKind.SERVER, context, _parent(trace), times, attributes, status)
+        return self._root("CONNECT", SERVER, session, trace, attributes)
 
-    def _span(
+    def _root(
         self,
         name: str,
-        kind: SpanKind,
-        context: SpanContext,
-        parent: SpanContext | None,
-        times: tuple[float, float],
+        kind: int,
+        session: Session,
+        trace: Trace,
         attributes: Attributes,
-        status: Status,
-        *,
-        events: list[Event] | None = None,
-        links: list[Link] | None = None,
-    ) -> ReadableSpan:
-        return ReadableSpan(
-            name=name,
-            context=context,
-            parent=parent,
-            resource=self._resource,
-            attributes=attributes,
-            events=events or (),
-            links=links or (),
-            kind=kind,
-            status=status,
-            start_time=self._nanoseconds(times[0]),
-            end_time=self._nanoseconds(times[1]),
-            instrumentation_scope=self._scope,
+        events: tuple[SpanEvent, ...] = (),
+        links: tuple[tuple[int, int], ...] = (),
+    ) -> Span:
+        return Span(
+            name,
+            kind,
+            trace.trace_id,
+            trace.span_id,
+            trace.parent_id,
+            trace.parent_id != 0,
+            trace.tracestate,
+            self._nanoseconds(session.started),
+            self._nanoseconds(session.ended),
+            attributes,
+            is_error(session),
+            events,
+            links,
         )
 
     # ---- parts ---------------------------------------------------------------------------------------------------
@@ -215,17 +236,17 @@ class Materialiser:
             scheme, authority, path = "http", "", url
         return scheme, authority, path, query
 
-    def _scheduled(self, session: Session) -> list[Event]:
+    def _scheduled(self, session: Session) -> tuple[SpanEvent, ...]:
         events = []
         for attempt in session.attempts:
             decision = attempt.decision
             if decision is not None and decision.delay is not None:
-                attributes: Mapping[str, Any] = {
+                attributes: Attributes = {
                     Attribute.REASON: decision.reason,
                     Attribute.DELAY: round(decision.delay, 6),
                 }
-                events.append(Event(RETRY_SCHEDULED, attributes, self._nanoseconds(attempt.ended)))
-        return events
+                events.append(SpanEvent(RETRY_SCHEDULED, self._nanoseconds(attempt.ended), attributes))
+        return tuple(events)
 
 
 def is_error(session: Session) -> bool:
@@ -245,15 +266,3 @@ def _address(attributes: Attributes, authority: str, host_name: str, port_name: 
         attributes[host_name] = host.strip("[]")
     if port:
         attributes[port_name] = int(port)
-
-
-def _state(trace: Trace) -> TraceState:
-    return TraceState.from_header([trace.tracestate.decode("ascii")]) if trace.tracestate else TraceState()
-
-
-def _parent(trace: Trace) -> SpanContext | None:
-    return SpanContext(trace.trace_id, trace.parent_id, True, _SAMPLED) if trace.parent_id else None
-
-
-def _context_of(trace: Trace) -> SpanContext:
-    return SpanContext(trace.trace_id, trace.span_id, True, _SAMPLED)
