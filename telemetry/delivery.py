@@ -63,7 +63,6 @@ class Listening(logging.Handler):
         super().__init__(logging.WARNING)
         self._surroundings = surroundings
         self._logger = logging.getLogger("opentelemetry")
-        self._propagated = self._logger.propagate
         self._logger.propagate = False
         self._logger.addHandler(self)
 
@@ -72,6 +71,7 @@ class Listening(logging.Handler):
         tell(self._surroundings, level, record.getMessage())
 
     def close(self) -> None:
+        """An export that is still under way has nobody left to tell."""
+        self._logger.addHandler(logging.NullHandler())
         self._logger.removeHandler(self)
-        self._logger.propagate = self._propagated
         super().close()

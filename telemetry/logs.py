@@ -111,8 +111,10 @@ class Log:
             return
         frames = "".join(traceback.format_exception(error))
         said = {Field.BODY: body, "exception": repr(error), "frames": frames, **fields}
-        if self._writer is None or not self._writer.put(self._write, "error", Event.INTERNAL_ERROR, at, said):
+        if self._writer is None:
             self._write("error", Event.INTERNAL_ERROR, at, said)
+        elif not self._writer.put(self._write, "error", Event.INTERNAL_ERROR, at, said):
+            self._leave_out("error")
 
     # ---- writing -------------------------------------------------------------------------------------------------
 

@@ -194,6 +194,8 @@ def test_a_pipe_nobody_reads_costs_lines_and_blocks_nobody() -> None:
     for number in range(100):
         log.event("warn", "e", f"u{number}", 0.0, lambda: {"body": "b"})
     assert 89 <= counted["warn"] <= 90, "ten wait, one is being written"
+    log.exception("it broke", ValueError())
+    assert 1 == counted["error"], "not even our own faults are waited for"
     stuck.released.set()
     writer.close()
     assert 100 == counted["warn"] + len(stuck.getvalue().splitlines())

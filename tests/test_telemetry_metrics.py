@@ -18,6 +18,7 @@ from telemetry import live, names
 from telemetry.exposition import SLICE
 from telemetry.metrics import Metrics
 from telemetry.record import ATTEMPT_KINDS, BAD, GOOD, OUTCOMES, SUPPRESSED, Session, Trace
+from telemetry.reference import metrics_table
 from tests.doubles.records import attempt, exhausted, healthy, recovered, retry, session
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -144,6 +145,15 @@ def test_a_registry_of_prometheus_takes_it_and_every_family_is_announced_once() 
     assert "process_cpu_seconds_total" in shown and "python_gc_objects_collected_total" in shown
     assert "_created" not in shown
     assert 'version="1.2.3",revision="abc"' in shown
+
+
+def test_the_reference_has_a_row_for_every_metric() -> None:
+    rows = metrics_table().splitlines()
+    assert len(names.CATALOGUE) + 2 == len(rows)
+    assert "| `sidecar_overhead_seconds` | histogram | – | " in metrics_table()
+    assert (
+        "| `sidecar_request_duration_seconds` | histogram with exemplars | `upstream`, `result` | " in metrics_table()
+    )
 
 
 # ---- what a session adds -----------------------------------------------------------------------------------------

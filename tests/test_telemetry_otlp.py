@@ -498,6 +498,90 @@ def until(true: Callable[[], bool]) -> None:
     raise AssertionError("it did not come to that")
 
 
+class Broken:
+    """An exporter that cannot do anything right."""
+
+    def export(self, batch: object) -> None:
+        raise RuntimeError("token=abc cannot be sent")
+
+    def shutdown(self) -> None:
+        raise RuntimeError("still busy")
+
+
+def test_an_exporter_that_raises_is_a_failed_export_and_a_line(make_signals: Make) -> None:
+    signals = make_signals({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_LOGS_EXPORTER": "otlp"})
+    otlp: Any = signals.export
+    for part in (otlp._traces, otlp._logs):
+        part.delivery._exporter = Broken()
+    traced(signals, recovered())
+    until(lambda: signals.metrics.spans["export_failed"] == 3)
+    until(lambda: signals.metrics.exports["logs", "failure"] == 1)
+    signals.close(1)
+    bodies = [line["body"] for line in said(signals)]
+    assert any("export of traces failed" in body and "token=REDACTED" in body for body in bodies)
+    assert any("did not shut down cleanly" in body for body in bodies)
+
+
+def test_a_strange_record_takes_neither_the_batch_nor_the_thread_with_it(
+    make_signals: Make, collector: tuple[dict[str, str], Received]
+) -> None:
+    environ, received = collector
+    signals = make_signals({**environ, "OTEL_LOGS_EXPORTER": "otlp"})
+    strange = recovered()
+    strange.attempts[0].phase = 99  # no such word
+    strange.attempts[1].endpoint = None  # type: ignore[assignment]  # breaks the log record too
+    traced(signals, strange)
+    until(lambda: signals.metrics.spans["export_failed"] == 3)
+    traced(signals, recovered())
+    received.until(lambda: len(received.spans) == 3 and len(received.log_records) == 1)
+    assert any("could not be put into spans" in line["body"] for line in said(signals))
+    assert any("log records could not be made" in line["body"] for line in said(signals))
+
+
+def test_metrics_that_cannot_be_put_into_words_do_not_end_the_bridge(make_signals: Make) -> None:
+    from prometheus_client.core import Metric
+
+    with http_collector() as (url, received):
+        signals = make_signals(
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": url,
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+                "OTEL_METRICS_EXPORTER": "otlp",
+            }
+        )
+        odd = Metric("odd", "A histogram without a sum.", "histogram")
+        odd.add_sample("odd_bucket", {"le": "+Inf"}, 1)
+        signals.metrics.live = lambda: [odd]
+        for second in range(80):
+            signals.tick(ARRIVED + second)
+        until(lambda: any("could not be put into OTLP" in line["body"] for line in said(signals)))
+        signals.metrics.live = tuple
+        for second in range(80, 160):
+            signals.tick(ARRIVED + second)
+        received.until(lambda: "sidecar_build_info" in received.metrics)
+
+
+def test_log_records_that_a_slow_collector_does_not_take_are_counted(make_signals: Make) -> None:
+    with grpc_collector() as (url, received):
+        received.blocked.clear()
+        signals = make_signals(
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": url,
+                "OTEL_TRACES_EXPORTER": "none",
+                "OTEL_LOGS_EXPORTER": "otlp",
+                "OTEL_BSP_MAX_QUEUE_SIZE": "5",
+                "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "1",
+            }
+        )
+        otlp: Any = signals.export
+        signals.observe(recovered())
+        until(lambda: len(otlp._logs.courier) == 0)
+        before = signals.metrics.log_suppressed["warn"]
+        for _ in range(20):
+            signals.observe(recovered())
+        assert 15 == signals.metrics.log_suppressed["warn"] - before
+
+
 # ---- variables ---------------------------------------------------------------------------------------------------
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
