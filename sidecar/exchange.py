@@ -22,7 +22,7 @@ from sidecar.policy.overrides import NO_OVERRIDES
 from sidecar.retrying import Retrying
 from sidecar.tunnel import check_room
 from sidecar.upstream.connection import UpstreamConnection
-from telemetry.record import SENT, Attempt, Session
+from telemetry.record import CONNECTED, SENT, Attempt, Session
 
 if TYPE_CHECKING:
     from sidecar.body import RequestBody
@@ -169,6 +169,8 @@ class Exchange(Retrying):
         self._connection = connection
         attempt.reused = connection.reused
         attempt.address = connection.address
+        if connection.closed:  # while it was being dialled; nobody would tell us again
+            raise AttemptFailed("CONNECTION_RESET", "the upstream closed the connection at once", CONNECTED)
         self._send(connection, self._request_head(attempt), sent_at)
         if not connection.ready:
             await self.parked()
