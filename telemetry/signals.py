@@ -196,15 +196,13 @@ class Signals:
         self._tell("config_changed", level, Event.CONFIG, f"{said}: {summary}", {"ok": ok, "summary": summary, **facts})
 
     def dead_lettered(self, upstream: str, dlq_id: str, reason: str, session: Session | None = None) -> None:
-        """A request was stored; `reason` is its error code."""
-        self.metrics.stored.dead_lettered(upstream, reason)
+        """A request was stored; `reason` is its error code. The store itself counts it, in `metrics.stored`."""
         facts = {"upstream": upstream, "dlq_id": dlq_id, "reason": reason}
         body = f"a request to {upstream} is kept as dead letter {dlq_id} ({reason})"
         self._tell("dead_lettered", "warn", Event.DLQ_ENQUEUED, body, facts, session)
 
     def replayed(self, upstream: str, dlq_id: str, outcome: str, session: Session | None = None) -> None:
-        """A replay ended: completed, failed, escalated or discarded."""
-        self.metrics.stored.dead_letter_replayed(upstream, outcome)
+        """A replay ended: completed, failed, escalated or discarded. Counted as above."""
         facts = {"upstream": upstream, "dlq_id": dlq_id, "outcome": outcome}
         level = "info" if outcome in ("completed", "discarded") else "warn"
         body = f"replay of dead letter {dlq_id} to {upstream}: {outcome}"
