@@ -108,7 +108,7 @@ class Exchange(Retrying):
     async def _attempts(self) -> None:
         """Attempt after attempt, until there is an answer to pass on. Raises GaveUp when there is none."""
         record, upstream = self.record, self._destination.upstream
-        kind, now = "first", self._started
+        kind, now = "first", self._started if not record.waited else clock.monotonic()
         upstream.budget.request(now)
         while True:
             if kind != "stale":
@@ -159,13 +159,12 @@ class Exchange(Retrying):
             self._destination.upstream.terms.stages.attempt(record.workflow, record.stage, attempt.started)
         sent_at = attempt.started
         if self._request.method == "CONNECT":
-            await self._dial_tunnel(attempt)
+            await self._dial_tunnel(attempt, min(self._ends_at - sent_at, self._attempt_timeout))
             return
         connection = None if fresh else choice.pool.take()
         if connection is None:
             await self.become_task()
-            connection = await choice.pool.dial(self._ends_at - sent_at)
-            sent_at = clock.monotonic()
+            connection = await choice.pool.dial(min(self._ends_at - sent_at, self._attempt_timeout))
         self._connection = connection
         attempt.reused = connection.reused
         attempt.address = connection.address

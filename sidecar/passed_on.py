@@ -127,13 +127,13 @@ class PassedOn(OwnAnswers):
 
     # ---- tunnels ---------------------------------------------------------------------------------------------
 
-    async def _dial_tunnel(self, attempt: Attempt) -> None:
-        """CONNECT: one attempt to reach the other side."""
+    async def _dial_tunnel(self, attempt: Attempt, at_most: float) -> None:
+        """CONNECT: one attempt to reach the other side, within `at_most` seconds."""
         upstream, choice = self._upstream, self._choice
         assert upstream is not None
         await self.become_task()
         side, attempt.address = await self._proxy.dialler.connect(
-            Side, choice.endpoint.origin, upstream.timeouts.connect, proxy=choice.proxy, tunnel=True
+            Side, choice.endpoint.origin, min(upstream.timeouts.connect, at_most), proxy=choice.proxy, tunnel=True
         )
         attempt.ended = clock.monotonic()
         attempt.phase = CONNECTED
