@@ -92,8 +92,10 @@ class Retrying(Prepared):
             code, status=connection.status, phase=attempt.phase, verdict=server_verdict(fields), retry_after=wait
         )
         if failure.not_executed and wait:
-            key = self._proxy.credential_id(self._request).encode()
-            upstream.turns.gate.pause(key, now + wait, now)
+            policy = upstream.rules.choice.after(self.record.operation, code, self._overrides.policy).policy
+            if policy.respect_retry_after:
+                key = self._proxy.credential_id(self._request).encode()
+                upstream.turns.gate.pause(key, now + min(wait, policy.retry_after_ceiling), now)
         return await self._decide(attempt, failure, now)
 
     def _may_replace(self, failed: AttemptFailed) -> bool:
