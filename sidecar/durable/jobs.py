@@ -1,0 +1,293 @@
+"""Jobs of the outbox: how they get in, how they are looked at, and how an operator ends an `unknown` one.
+
+Law: a job is answered for (202) after all its deliveries are durable rows. The same idempotency key returns the first
+job; the same (subject, recipient, version) is one delivery, whichever job asks for it. A version that succeeded is
+not run again; only a strictly higher one is.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sidecar import clock
+from sidecar.durable import outbox_rows
+from sidecar.durable.bodies import INLINE, BodyFile
+from sidecar.durable.delivery import JOB_STATES, Next
+from sidecar.durable.entry import Fields, host_of
+from sidecar.durable.outbox import Outbox
+from sidecar.durable.outbox_rows import Row
+from sidecar.durable.trouble import BadInput, Damaged, NoSuchThing, NotKept, NotNow
+from telemetry.timestamps import rfc3339
+
+_MOST_DELIVERIES = 1000
+_LONGEST = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One delivery that is asked for."""
+
+    recipient: str
+    upstream: str
+    method: str
+    url: str
+    headers: Fields = ()
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    idempotency_key: str
+    subject: str
+    deliveries: Sequence[Wanted]
+    version: int = 0
+
+    def check(self) -> None:
+        for name in ("idempotency_key", "subject"):
+            if not 1 <= len(getattr(self, name)) <= _LONGEST:
+                raise BadInput(name, f"must have 1 to {_LONGEST} characters")
+        if self.version < 0:
+            raise BadInput("version", "must be 0 or more")
+        if not 1 <= len(self.deliveries) <= _MOST_DELIVERIES:
+            raise BadInput("deliveries", f"must have 1 to {_MOST_DELIVERIES} entries")
+        seen: set[str] = set()
+        for number, wanted in enumerate(self.deliveries):
+            if not 1 <= len(wanted.recipient) <= _LONGEST:
+                raise BadInput(f"deliveries[{number}].recipient", f"must have 1 to {_LONGEST} characters")
+            if wanted.recipient in seen:
+                raise BadInput(f"deliveries[{number}].recipient", "is named twice")
+            seen.add(wanted.recipient)
+            try:
+                host_of(wanted.url)
+            except BadInput as wrong:
+                raise BadInput(f"deliveries[{number}].request.url", "must be an absolute http or https url") from wrong
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """A delivery ready to be written."""
+
+    wanted: Wanted
+    host: str
+    send_key: str
+    recipient_hash: bytes
+    request: bytes
+    body: bytes | None
+    file: BodyFile | None
+
+
+class Jobs:
+    """For the admin port and for `Prefer: respond-async`."""
+
+    def __init__(self, outbox: Outbox, *, max_bytes: int = 1_073_741_824) -> None:
+        self._outbox = outbox
+        self._max_bytes = max_bytes
+
+    # ---- in ------------------------------------------------------------------------------------------------------
+
+    async def submit(self, submission: Submission) -> tuple[dict[str, Any], bool]:
+        """The job, and whether it is new (202) or was known already (200)."""
+        submission.check()
+        outbox = self._outbox
+        sealed = [await self._seal(submission, wanted) for wanted in submission.deliveries]
+        files = {one.file.name for one in sealed if one.file is not None}
+        used: set[str] = set()
+        try:
+            job_id, created, used = await outbox.store.write(
+                lambda connection: self._insert(connection, submission, sealed),
+                grows=sum(500 + len(one.request) + len(one.body or b"") for one in sealed),
+            )
+        finally:
+            for name in used:
+                outbox.bodies.settled(name)
+            await outbox.bodies.remove(files - used)
+        outbox.wake()
+        return await self.get(job_id), created
+
+    async def _seal(self, submission: Submission, wanted: Wanted) -> _Sealed:
+        outbox, keyring, host = self._outbox, self._outbox.keyring, host_of(wanted.url)
+        version = str(submission.version)
+        send_key = keyring.digest("send", submission.subject, wanted.recipient, version)[:16].hex()
+        head = outbox_rows.head_of(wanted.recipient, wanted.method, wanted.url, wanted.headers)
+        body: bytes | BodyFile = wanted.body
+        if len(wanted.body) > INLINE:
+            body = await outbox.bodies.keep(host, send_key, wanted.body)
+        return _Sealed(
+            wanted=wanted,
+            host=host,
+            send_key=send_key,
+            recipient_hash=keyring.digest("recipient", wanted.recipient),
+            request=keyring.seal("delivery", host, send_key, head),
+            body=keyring.seal("body", host, send_key, body) if isinstance(body, bytes) and body else None,
+            file=body if isinstance(body, BodyFile) else None,
+        )
+
+    def _insert(
+        self, connection: sqlite3.Connection, submission: Submission, sealed: list[_Sealed]
+    ) -> tuple[str, bool, set[str]]:
+        known = connection.execute(
+            "SELECT job_id FROM jobs WHERE idempotency_key = ?", (submission.idempotency_key,)
+        ).fetchone()
+        if known is not None:
+            return known[0], False, set()
+        self._check_version(connection, submission)
+        (used_bytes,) = connection.execute("SELECT bytes FROM totals WHERE name = 'deliveries'").fetchone()
+        if used_bytes > self._max_bytes:
+            raise NotKept("full", f"the outbox takes {used_bytes} bytes, all it may", "let it drain, or resolve jobs")
+        job_id, now, used = f"job_{clock.unguessable(16)}", self._outbox.now(), set[str]()
+        connection.execute(
+            "INSERT INTO jobs (job_id, idempotency_key, subject, version, state, created_at) "
+            "VALUES (?, ?, ?, ?, 'in_progress', ?)",
+            (job_id, submission.idempotency_key, submission.subject, submission.version, now),
+        )
+        for one in sealed:
+            delivery, new = outbox_rows.insert(
+                connection,
+                subject=submission.subject,
+                recipient_hash=one.recipient_hash,
+                version=submission.version,
+                upstream=one.wanted.upstream,
+                host=one.host,
+                send_key=one.send_key,
+                request=one.request,
+                body=one.body,
+                file=one.file,
+                now=now,
+            )
+            if new and one.file is not None:
+                used.add(one.file.name)
+            connection.execute("INSERT INTO job_deliveries VALUES (?, ?)", (job_id, delivery))
+        outbox_rows.settle_job(connection, job_id, now)
+        return job_id, True, used
+
+    def _check_version(self, connection: sqlite3.Connection, submission: Submission) -> None:
+        (last,) = connection.execute(
+            "SELECT max(version) FROM jobs WHERE subject = ? AND state = 'succeeded'", (submission.subject,)
+        ).fetchone()
+        if last is not None and submission.version < last:
+            raise NotNow(
+                f"version {last} of {submission.subject!r} has succeeded already, {submission.version} is older",
+                "a rerun needs a strictly higher version",
+            )
+
+    # ---- looking -------------------------------------------------------------------------------------------------
+
+    async def get(self, job_id: str) -> dict[str, Any]:
+        return await self._outbox.store.read(lambda connection: self._shown(connection, job_id))
+
+    def _shown(self, connection: sqlite3.Connection, job_id: str) -> dict[str, Any]:
+        found = connection.execute(
+            "SELECT job_id, idempotency_key, subject, version, state, created_at, finished_at FROM jobs "
+            "WHERE job_id = ?",
+            (job_id,),
+        ).fetchone()
+        if found is None:
+            raise NoSuchThing(f"there is no job {job_id[:80]!r}", "list them with `sidecar jobs`")
+        deliveries = [self._delivery_shown(row) for row in outbox_rows.of_job(connection, job_id)]
+        return {**_job_shown(found), "deliveries": deliveries}
+
+    def _delivery_shown(self, row: Row) -> dict[str, Any]:
+        try:
+            recipient = outbox_rows.recipient_of(self._outbox.keyring, row)
+        except Damaged:
+            recipient = "(damaged)"
+        return {
+            "delivery_id": row.id,
+            "recipient": recipient,
+            "upstream": row.upstream,
+            "state": row.state,
+            "attempts": row.attempts,
+            "lookups": row.lookups,
+            "started_at": _time(row.started_at),
+            "notified_at": _time(row.notified_at),
+            "notification_id": row.notification_id,
+            "next_at": _time(row.next_at),
+            "last_error": row.last_error,
+        }
+
+    async def page(self, *, state: str | None = None, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        """The newest first."""
+        if state is not None and state not in JOB_STATES:
+            raise BadInput("state", f"must be one of {', '.join(JOB_STATES)}")
+        if not 1 <= limit <= 500:
+            raise BadInput("limit", "must be from 1 to 500")
+        before, last_id = (1e12, "~") if cursor is None else _read_cursor(cursor)
+        condition, words = (" AND state = ?", [state]) if state is not None else ("", [])
+
+        def work(connection: sqlite3.Connection) -> list[Any]:
+            return connection.execute(
+                "SELECT job_id, idempotency_key, subject, version, state, created_at, finished_at FROM jobs "
+                f"WHERE (created_at, job_id) < (?, ?){condition} ORDER BY created_at DESC, job_id DESC LIMIT ?",
+                (before, last_id, *words, limit + 1),
+            ).fetchall()
+
+        found = await self._outbox.store.read(work)
+        items = [_job_shown(row) for row in found[:limit]]
+        following = _write_cursor(found[limit - 1]) if len(found) > limit else None
+        return {"items": items, "next_cursor": following}
+
+    async def counts(self) -> dict[str, int]:
+        """Jobs by state, for the gauge."""
+        return await self._outbox.store.read(
+            lambda connection: dict(connection.execute("SELECT state, n FROM job_counts").fetchall())
+        )
+
+    # ---- operators -----------------------------------------------------------------------------------------------
+
+    async def resolve(
+        self, job_id: str, delivery: int, by: str, reason: str, *, delivered: bool, notification_id: str | None = None
+    ) -> dict[str, Any]:
+        """Somebody looked at the provider: it has the delivery, or it has not and it goes out again."""
+        if not reason.strip():
+            raise BadInput("reason", "must not be empty", "say where it was looked up")
+
+        def work(connection: sqlite3.Connection) -> None:
+            row = next((row for row in outbox_rows.of_job(connection, job_id) if row.id == delivery), None)
+            if row is None:
+                raise NoSuchThing(f"job {job_id[:80]!r} has no delivery {delivery}", "look at it with `sidecar jobs`")
+            if row.state not in ("unknown", "failed"):
+                raise NotNow(f"delivery {delivery} is {row.state}", "only unknown and failed ones are resolved by hand")
+            now, note = self._outbox.now(), f"{by}: {reason}"[:_LONGEST]
+            following = Next("sent", "never", started=True) if delivered else Next("queued", "now")
+            connection.execute("UPDATE deliveries SET attempts = 0, lookups = 0 WHERE id = ?", (delivery,))
+            outbox_rows.end(
+                connection,
+                row,
+                following,
+                now=now,
+                next_at=None if delivered else now,
+                error=None if delivered else f"sent again, {note}",
+                notification_id=notification_id,
+                evidence=f"resolved by {note}",
+            )
+
+        await self._outbox.store.write(work)
+        self._outbox.wake()
+        return await self.get(job_id)
+
+
+def _job_shown(row: tuple[Any, ...]) -> dict[str, Any]:
+    names = ("job_id", "idempotency_key", "subject", "version", "state", "created_at", "finished_at")
+    found = dict(zip(names, row, strict=True))
+    return {**found, "created_at": _time(found["created_at"]), "finished_at": _time(found["finished_at"])}
+
+
+def _time(value: float | None) -> str | None:
+    return None if value is None else rfc3339(value)
+
+
+def _write_cursor(row: tuple[Any, ...]) -> str:
+    return base64.urlsafe_b64encode(f"{row[5]!r} {row[0]}".encode()).decode()
+
+
+def _read_cursor(cursor: str) -> tuple[float, str]:
+    try:
+        at, job_id = base64.urlsafe_b64decode(cursor).decode("ascii").split(" ")
+        return float(at), job_id
+    except (ValueError, binascii.Error):
+        raise BadInput("cursor", "is not a cursor that a list gave out") from None

@@ -1,0 +1,258 @@
+"""Jobs and deliveries as rows.
+
+Law: functions of a connection, for the writer's thread. A delivery is unique per (subject, recipient, version) and a
+job per idempotency key, by constraint. Recipients are personal data: they are sealed with the request, and only
+their keyed hash is in a column. Every change of a delivery settles the state of its jobs in the same transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from sidecar.durable.bodies import BodyFile
+from sidecar.durable.delivery import Facts, Next, job_state
+from sidecar.durable.entry import Fields
+from sidecar.durable.seal import Keyring
+
+_COLUMNS = (
+    "id, subject, version, upstream, host, send_key, state, boot, attempts, lookups, next_at, ambiguous, giving_up, "
+    "first_started_at, started_at, notified_at, notification_id, evidence, last_error, request, body, body_file"
+)
+_ENDED = ("succeeded", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A delivery as it is stored."""
+
+    id: int
+    subject: str
+    version: int
+    upstream: str
+    host: str
+    send_key: str
+    state: str
+    boot: str | None
+    attempts: int
+    lookups: int
+    next_at: float | None
+    ambiguous: int
+    giving_up: int
+    first_started_at: float | None
+    started_at: float | None
+    notified_at: float | None
+    notification_id: str | None
+    evidence: str | None
+    last_error: str | None
+    request: bytes
+    body: bytes | None
+    body_file: str | None
+
+    def facts(self) -> Facts:
+        return Facts(
+            state=self.state,
+            started=self.started_at is not None,
+            notified=self.notified_at is not None,
+            evidence=self.evidence is not None,
+            attempts=self.attempts,
+            lookups=self.lookups,
+            ambiguous=bool(self.ambiguous),
+            giving_up=bool(self.giving_up),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A delivery opened, for sending or looking up."""
+
+    id: int
+    subject: str
+    recipient: str
+    version: int
+    upstream: str
+    host: str
+    method: str
+    url: str
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    body_file: str | None
+    send_key: str
+    """The idempotency key for the provider, derived from (subject, recipient, version)."""
+    attempts: int
+
+
+def load(connection: sqlite3.Connection, delivery: int) -> Row | None:
+    found = connection.execute(f"SELECT {_COLUMNS} FROM deliveries WHERE id = ?", (delivery,)).fetchone()
+    return None if found is None else Row(*found)
+
+
+def of_job(connection: sqlite3.Connection, job_id: str) -> list[Row]:
+    statement = f"SELECT {_COLUMNS} FROM deliveries JOIN job_deliveries ON delivery = id WHERE job_id = ? ORDER BY id"
+    return [Row(*found) for found in connection.execute(statement, (job_id,))]
+
+
+def opened(keyring: Keyring, row: Row) -> Delivery:
+    """Raises Damaged."""
+    head: dict[str, Any] = orjson.loads(keyring.open("delivery", row.host, row.send_key, row.request))
+    body = b"" if row.body is None else keyring.open("body", row.host, row.send_key, row.body)
+    return Delivery(
+        id=row.id,
+        subject=row.subject,
+        recipient=head["recipient"],
+        version=row.version,
+        upstream=row.upstream,
+        host=row.host,
+        method=head["method"],
+        url=head["url"],
+        headers=[(name.encode("latin-1"), value.encode("latin-1")) for name, value in head["headers"]],
+        body=body,
+        body_file=row.body_file,
+        send_key=row.send_key,
+        attempts=row.attempts,
+    )
+
+
+def recipient_of(keyring: Keyring, row: Row) -> str:
+    """Raises Damaged."""
+    return str(orjson.loads(keyring.open("delivery", row.host, row.send_key, row.request))["recipient"])
+
+
+def head_of(recipient: str, method: str, url: str, headers: Fields) -> bytes:
+    lines = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]
+    return orjson.dumps({"recipient": recipient, "method": method, "url": url, "headers": lines})
+
+
+def insert(
+    connection: sqlite3.Connection,
+    *,
+    subject: str,
+    recipient_hash: bytes,
+    version: int,
+    upstream: str,
+    host: str,
+    send_key: str,
+    request: bytes,
+    body: bytes | None,
+    file: BodyFile | None,
+    now: float,
+) -> tuple[int, bool]:
+    """Its number, and whether it is new: the same intent is one row, whoever asks."""
+    size = 500 + len(request) + len(body or b"") + (file.stored if file is not None else 0)
+    cursor = connection.execute(
+        "INSERT OR IGNORE INTO deliveries (subject, recipient_hash, version, upstream, host, send_key, state, next_at, "
+        "request, body, body_file, size) VALUES (?, ?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?, ?)",
+        (
+            subject,
+            recipient_hash,
+            version,
+            upstream,
+            host,
+            send_key,
+            now,
+            request,
+            body,
+            None if file is None else file.name,
+            size,
+        ),
+    )
+    if cursor.rowcount:
+        if file is not None:
+            connection.execute("INSERT INTO body_files VALUES (?, ?)", (file.name, file.stored))
+        return int(cursor.lastrowid or 0), True
+    (found,) = connection.execute(
+        "SELECT id FROM deliveries WHERE subject = ? AND recipient_hash = ? AND version = ?",
+        (subject, recipient_hash, version),
+    ).fetchone()
+    return int(found), False
+
+
+def begin(connection: sqlite3.Connection, row: Row, boot: str, state: str, now: float) -> None:
+    """A send (or a lookup) is about to go out: committed before it does."""
+    if state == "sending":
+        connection.execute(
+            "UPDATE deliveries SET state = 'sending', boot = ?, next_at = NULL, attempts = attempts + 1, "
+            "started_at = ?, first_started_at = coalesce(first_started_at, ?) WHERE id = ?",
+            (boot, now, now, row.id),
+        )
+    else:
+        connection.execute(
+            "UPDATE deliveries SET state = 'reconcile', boot = ?, next_at = NULL, lookups = lookups + 1 WHERE id = ?",
+            (boot, row.id),
+        )
+    settle_jobs(connection, row.id, now)
+
+
+def end(
+    connection: sqlite3.Connection,
+    row: Row,
+    following: Next,
+    *,
+    now: float,
+    next_at: float | None,
+    error: str | None = None,
+    notification_id: str | None = None,
+    evidence: str | None = None,
+) -> None:
+    """One write for all of it: the state, the markers and the evidence."""
+    sent = following.state == "sent"
+    connection.execute(
+        "UPDATE deliveries SET state = ?, boot = NULL, next_at = ?, started_at = ?, notified_at = ?, "
+        "notification_id = ?, evidence = ?, ambiguous = ?, giving_up = ?, last_error = ?, "
+        "first_started_at = CASE WHEN ? THEN first_started_at END WHERE id = ?",
+        (
+            following.state,
+            next_at,
+            (row.started_at or now) if following.started else None,
+            now if sent else None,
+            notification_id if sent else None,
+            (evidence or "accepted") if sent else None,
+            following.ambiguous,
+            following.giving_up,
+            None if sent else error,
+            following.started or following.ambiguous,  # a key that was never sent is not being remembered yet
+            row.id,
+        ),
+    )
+    settle_jobs(connection, row.id, now)
+
+
+def settle_jobs(connection: sqlite3.Connection, delivery: int, now: float) -> None:
+    for (job_id,) in connection.execute("SELECT job_id FROM job_deliveries WHERE delivery = ?", (delivery,)).fetchall():
+        settle_job(connection, job_id, now)
+
+
+def settle_job(connection: sqlite3.Connection, job_id: str, now: float) -> str:
+    states: Sequence[tuple[str, int]] = connection.execute(
+        "SELECT state, attempts FROM deliveries JOIN job_deliveries ON delivery = id WHERE job_id = ?", (job_id,)
+    ).fetchall()
+    state = job_state(states)
+    connection.execute(
+        "UPDATE jobs SET state = ?, finished_at = ? WHERE job_id = ? AND state <> ?",
+        (state, now if state in _ENDED else None, job_id, state),
+    )
+    return state
+
+
+def remove_finished(connection: sqlite3.Connection, before: float, most: int) -> tuple[int, list[str]]:
+    """Jobs that ended long ago, with deliveries no other job needs; how many, and body files to remove afterwards."""
+    old = connection.execute(
+        "SELECT job_id FROM jobs WHERE finished_at IS NOT NULL AND finished_at < ? LIMIT ?", (before, most)
+    ).fetchall()
+    files: list[str] = []
+    for (job_id,) in old:
+        deliveries = connection.execute("SELECT delivery FROM job_deliveries WHERE job_id = ?", (job_id,)).fetchall()
+        connection.execute("DELETE FROM job_deliveries WHERE job_id = ?", (job_id,))
+        connection.execute("DELETE FROM jobs WHERE job_id = ?", (job_id,))
+        for (delivery,) in deliveries:
+            if connection.execute("SELECT 1 FROM job_deliveries WHERE delivery = ?", (delivery,)).fetchone() is None:
+                (name,) = connection.execute("SELECT body_file FROM deliveries WHERE id = ?", (delivery,)).fetchone()
+                connection.execute("DELETE FROM deliveries WHERE id = ?", (delivery,))
+                if name is not None:
+                    connection.execute("DELETE FROM body_files WHERE name = ?", (name,))
+                    files.append(name)
+    return len(old), files
