@@ -58,7 +58,7 @@ class Exchange(Retrying):
         # What follows an Upgrade that is declined is not HTTP for sure.
         self.keep_alive = request.keep_alive and not (request.http10 or request.switches)
         self.taken_over = False
-        self.record = Session(proxy.next_session_id(), request.method, request.path, started)
+        self.record = Session(proxy.next_session_id(), request.method, request.target.decode("latin-1"), started)
 
     @property
     def expects_continue_unanswered(self) -> bool:
@@ -112,7 +112,7 @@ class Exchange(Retrying):
         upstream.budget.request(now)
         while True:
             if kind != "stale":
-                if not upstream.turns.gate.idle:
+                if upstream.turns.gate.paused:
                     await self._wait_at_gate()
                     now = clock.monotonic()
                 picked = self._destination.pick(now, self._tried)
@@ -121,18 +121,26 @@ class Exchange(Retrying):
                     upstream = self._destination.upstream
                     continue
                 self._choice, self._permit = picked
-            attempt = Attempt(kind, self._choice.label, now)
-            if self._permit.probe:
-                attempt.kind, attempt.breaker = "probe", "half_open"
-            record.attempts.append(attempt)
+            attempt = self._begin_attempt(kind, now)
             try:
-                await self._attempt(attempt, fresh=kind == "stale")
+                if record.method == "CONNECT":
+                    await self._dial_tunnel(attempt, min(self._ends_at - now, self._attempt_timeout))
+                    break
+                connection = None if kind == "stale" else self._choice.pool.take()
+                if connection is None:
+                    connection = await self._dial(attempt)
+                self._connection = connection
+                self._send(connection, attempt)
+                if not connection.ready:
+                    await self.parked()  # for a whole small answer, or the head of a large one
+                attempt.ended = clock.monotonic()
+                if connection.failure is not None:
+                    raise connection.failure
+                if connection.switched and self._request.upgrade is None:
+                    raise AttemptFailed("PROTOCOL_ERROR", "the upstream switched protocols without being asked", SENT)
             except AttemptFailed as failed:
                 kind, now = await self._after_failure(attempt, failed)
                 continue
-            connection = self._connection
-            if connection is None:
-                break  # a tunnel
             attempt.phase = SENT
             attempt.status = connection.status
             if connection.status < 400 and not upstream.classifier.needs_fields_for_success:
@@ -148,36 +156,28 @@ class Exchange(Retrying):
         if record.stage is not None and record.workflow is not None:
             upstream.terms.stages.succeeded(record.workflow, record.stage)
 
-    async def _attempt(self, attempt: Attempt, *, fresh: bool) -> None:
-        """Send the request and wait for a whole small answer, or the head of a large one. Raises AttemptFailed."""
-        choice, record = self._choice, self.record
-        if len(record.attempts) > 1:
+    def _begin_attempt(self, kind: str, now: float) -> Attempt:
+        record = self.record
+        attempt = Attempt(kind, self._choice.label, now)
+        if self._permit.probe:
+            attempt.kind, attempt.breaker = "probe", "half_open"
+        if record.attempts:
             attempt.delay, attempt.policy_id = self._next_delay, self._next_policy
         else:
             attempt.policy_id = record.policy_id
+        record.attempts.append(attempt)
         if record.stage is not None and record.workflow is not None:
-            self._destination.upstream.terms.stages.attempt(record.workflow, record.stage, attempt.started)
-        sent_at = attempt.started
-        if self._request.method == "CONNECT":
-            await self._dial_tunnel(attempt, min(self._ends_at - sent_at, self._attempt_timeout))
-            return
-        connection = None if fresh else choice.pool.take()
-        if connection is None:
-            await self.become_task()
-            connection = await choice.pool.dial(min(self._ends_at - sent_at, self._attempt_timeout))
-        self._connection = connection
-        attempt.reused = connection.reused
-        attempt.address = connection.address
+            self._destination.upstream.terms.stages.attempt(record.workflow, record.stage, now)
+        return attempt
+
+    async def _dial(self, attempt: Attempt) -> UpstreamConnection:
+        await self.become_task()
+        began = clock.monotonic()
+        connection = await self._choice.pool.dial(min(self._ends_at - began, self._attempt_timeout))
+        self._proxy.metrics.connection_wait(self.record.upstream, clock.monotonic() - began)
         if connection.closed:  # while it was being dialled; nobody would tell us again
             raise AttemptFailed("CONNECTION_RESET", "the upstream closed the connection at once", CONNECTED)
-        self._send(connection, self._request_head(attempt), sent_at)
-        if not connection.ready:
-            await self.parked()
-        attempt.ended = clock.monotonic()
-        if connection.failure is not None:
-            raise connection.failure
-        if connection.switched and self._request.upgrade is None:
-            raise AttemptFailed("PROTOCOL_ERROR", "the upstream switched protocols without being asked", SENT)
+        return connection
 
     def _request_head(self, attempt: Attempt) -> bytes:
         choice, request, own_lines = self._choice, self._request, self._own_lines
@@ -198,18 +198,21 @@ class Exchange(Retrying):
             target, own_lines = choice.prefix + target, own_lines + choice.proxy_lines
         return request_head(request.method.encode(), target, choice.host, request.lines, own_lines, framing)
 
-    def _send(self, connection: UpstreamConnection, head: bytes, now: float) -> None:
+    def _send(self, connection: UpstreamConnection, attempt: Attempt) -> None:
         """Begin to send the request."""
-        request = self._request
+        attempt.reused = connection.reused
+        attempt.address = connection.address
+        head = self._request_head(attempt)
+        request, now = self._request, attempt.started
         deadline = now + self._attempt_timeout
         if deadline > self._ends_at:
             deadline = self._ends_at
         connection.begin(self, bodyless=request.method == "HEAD", deadline=deadline)
         body = request.body
         if body is None:
-            connection.write(head, last=True)
+            connection.write_all(head)
         elif (whole := body.arrived_whole()) is not None:
-            connection.write(head + whole, last=True)
+            connection.write_all(head + whole)
         else:
             connection.write(head, last=False)
             connection.expect_progress(self._destination.upstream.timeouts.body_idle, now)

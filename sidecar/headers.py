@@ -15,10 +15,12 @@ UPGRADE_LINES = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
 
 (
     PASS,
-    DROP,
-    CONNECTION,
-    HOST,
+    DATE,
+    CONTENT_TYPE,
     CONTENT_LENGTH,
+    CONNECTION,
+    DROP,
+    HOST,
     TRANSFER_ENCODING,
     UPGRADE,
     VIA,
@@ -26,8 +28,6 @@ UPGRADE_LINES = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
     MAX_FORWARDS,
     IDEMPOTENCY_KEY,
     TRACEPARENT,
-    DATE,
-    CONTENT_TYPE,
     OVERRIDE,
     CALLER,
 ) = range(16)
@@ -110,16 +110,10 @@ class ResponseFields:
         self.event_stream = False
         self.dated = False
 
-    def special(self, kind: int, name: bytes, value: bytes) -> None:
-        """A field that means something to a proxy."""
+    def special(self, kind: int, value: bytes) -> None:
+        """A field that is not passed on."""
         if kind == CONTENT_LENGTH:
             self.content_length = int(value)  # digits only: llhttp has checked
-        elif kind == CONTENT_TYPE:
-            self.lines.append(b"%b: %b" % (name, value))
-            self.event_stream = value[:17].lower() == b"text/event-stream"
-        elif kind == DATE:
-            self.lines.append(b"%b: %b" % (name, value))
-            self.dated = True
         elif kind == CONNECTION:
             if value not in PLAIN_CONNECTION:
                 self.connection = joined(self.connection, value)

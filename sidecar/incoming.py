@@ -12,6 +12,7 @@ from sidecar.failures import AnsweredHere, Malformed, Refused
 from sidecar.routing import no_route, origin_path, split_absolute
 from sidecar.tunnel import connect_target
 from sidecar.upstream.destination import Destination
+from sidecar.upstream.directory import Directory
 
 if TYPE_CHECKING:
     from sidecar.proxy import Proxy
@@ -25,12 +26,11 @@ def find_destination(request: Request, proxy: Proxy) -> tuple[Destination, bytes
     if request.unusual:
         _check_unusual(request, proxy)
     directory = proxy.directory
-    by_host = None
-    if request.host is not None:
-        # Host must be well formed even where the target makes it irrelevant (R5, R12).
-        by_host = directory.by_host(request.host)
-    elif not request.http10:
-        raise _no_host()
+    # Host must be well formed even where the target makes it irrelevant (R5, R12).
+    try:
+        by_host = directory.hosts[request.host]
+    except KeyError:
+        by_host = _look_up_host(request, directory)
     path = request.target
     if b"#" in path:
         raise Malformed("MALFORMED_REQUEST", "a request target cannot carry a fragment", reason="target")
@@ -45,10 +45,17 @@ def find_destination(request: Request, proxy: Proxy) -> tuple[Destination, bytes
     routed = directory.by_route(path)
     if routed is None:
         raise no_route((request.host or b"").decode("latin-1"))
-    destination, rest = routed
-    if not rest.startswith(b"/") and path != b"*":
-        rest = origin_path(rest, request.method)
-    return destination, rest
+    if routed[1].startswith(b"/") or path == b"*":
+        return routed
+    return routed[0], origin_path(routed[1], request.method)
+
+
+def _look_up_host(request: Request, directory: Directory) -> Destination | None:
+    if request.host is not None:
+        return directory.by_host(request.host)
+    if request.http10:
+        return None
+    raise _no_host()
 
 
 def _check_unusual(request: Request, proxy: Proxy) -> None:
@@ -71,10 +78,7 @@ def find_tunnel(request: Request, proxy: Proxy) -> tuple[Destination, bytes]:
         raise request.error
     if request.content_length or request.transfer_encoding is not None:
         raise Malformed("MALFORMED_REQUEST", "a CONNECT request cannot have a body", reason="framing")
-    if request.host is not None:
-        proxy.directory.by_host(request.host)
-    elif not request.http10:
-        raise _no_host()
+    _look_up_host(request, proxy.directory)
     origin = connect_target(proxy, request.path)
     return proxy.directory.tunnel(origin), b""
 

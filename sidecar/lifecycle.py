@@ -45,6 +45,7 @@ async def _live(loaded: Loaded, log: Log) -> int:
     await sidecar.start()
     # 3. What exists now lives as long as the process: take it out of the collector's sight.
     gc.collect()
+    _give_back_what_starting_took()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     # 4. Wait for the end.
@@ -65,6 +66,14 @@ def _reload_asked(loaded: Loaded, log: Log) -> None:
         log.error("sidecar.config.invalid", f"the configuration on disk is not valid, nothing changed: {wrong}")
     else:
         log.info("sidecar.config.valid", "the configuration on disk is valid; restart to apply it")
+
+
+def _give_back_what_starting_took() -> None:
+    """Parsing and building models leaves free memory behind that nobody will need again."""
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):
+        return  # another C library
 
 
 def _keep_freed_memory() -> None:

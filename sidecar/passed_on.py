@@ -62,7 +62,7 @@ class PassedOn(OwnAnswers):
             raise asyncio.CancelledError
         self._answered = True
         head = connection.head
-        closing = self._must_close()
+        closing = not self.keep_alive or self._must_close()
         if connection.buffered and connection.complete and record.outcome == "first_try" and head.dated and not closing:
             # Most answers, in one piece: small, complete, at the first try.
             transport.write(
@@ -193,9 +193,11 @@ class PassedOn(OwnAnswers):
         """The answer has been read to its end, which is also when the breaker hears of it."""
         self._connection = None
         ended = self.record.attempts[-1].ended
-        if self._permit is not None:
-            self._report(True, ended)
-        self._choice.pool.give_back(connection, ended)
+        choice, permit = self._choice, self._permit
+        if permit is not None:
+            self._permit = None
+            choice.record(permit, True, ended)
+        choice.pool.give_back(connection, ended)
 
     def _let_go(self, connection: UpstreamConnection) -> None:
         """An answer that is not passed on: keep the connection if it has been read, else there is no telling."""

@@ -48,29 +48,37 @@ class Prepared(PassedOn):
         self._target = target
         self._upstream = upstream = destination.upstream
         upstream.in_flight += 1
-        upstream.last_used = self._started
-        request, record = self._request, self.record
+        upstream.last_used = started = self._started
+        record = self.record
         record.upstream = upstream.label
+        chosen = upstream.rules.plain
+        if chosen is None or self._request.asks or not upstream.ordinary:
+            self._aim_closely(upstream)
+        else:
+            policy = chosen.policy
+            record.policy_id = chosen.id
+            self._attempt_timeout = policy.attempt_timeout
+            self._ends_at = started + policy.total_timeout
+            record.trace = self._proxy.signals.begin(None, None, "participate")
+
+    def _aim_closely(self, upstream: UpstreamState) -> None:
+        """The same where the request or the upstream's settings have something to say about it."""
+        request, record, settings = self._request, self.record, upstream.settings
         chosen = upstream.rules.plain
         if chosen is None or request.overrides is not None:
             chosen = self._choose_policy(upstream)
-        policy = chosen.policy
         record.policy_id = chosen.id
         overrides = self._overrides
-        self._attempt_timeout = overrides.attempt_timeout or policy.attempt_timeout
-        self._ends_at = self._started + (overrides.timeout or policy.total_timeout)
-        settings = upstream.settings
-        if request.idempotency_key is not None or settings.idempotency.inject:
-            self._look_at_key(upstream)
+        self._attempt_timeout = overrides.attempt_timeout or chosen.policy.attempt_timeout
+        self._ends_at = self._started + (overrides.timeout or chosen.policy.total_timeout)
+        self._look_at_key(upstream)
         if request.caller_resend:
             record.caller_resend = True
-        record.trace = trace = self._proxy.signals.begin(
-            request.traceparent,
-            None if request.traceparent is None else request.value(b"tracestate"),
-            settings.propagation,
-        )
-        if (trace is not None or settings.propagation == "strip") and settings.propagation != "forward":
-            request.lines = without_named(request.lines, b"traceparent,tracestate")
+        propagation, parent = settings.propagation, request.traceparent
+        state = None if parent is None else request.value(b"tracestate")
+        record.trace = trace = self._proxy.signals.begin(parent, state, propagation)
+        if propagation == "strip" or (trace is not None and propagation == "participate" and parent is not None):
+            request.lines = without_named(request.lines, _TRACE_FIELDS)
 
     def _choose_policy(self, upstream: UpstreamState) -> Chosen:
         request, choice = self._request, upstream.rules.choice

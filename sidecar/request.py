@@ -55,6 +55,7 @@ class Request:
     """A parsed head. `body` is None when there is none; `error` says why the request must be refused."""
 
     __slots__ = (
+        "asks",
         "body",
         "caller_resend",
         "chunked",
@@ -103,6 +104,8 @@ class Request:
         self.chunked = False
         self.body: RequestBody | None = None
         self.error: Malformed | None = None
+        self.asks = False
+        """It carries something that its attempts depend on: overrides, a key, a trace. See `prepared.py`."""
         self.unusual = False
         """Something has to be looked at before the request can be sent: see `incoming.py`."""
 
@@ -134,6 +137,7 @@ class Request:
             self.max_forwards = value
             self.unusual = True
         elif kind == OVERRIDE:
+            self.asks = True
             if self.overrides is None:
                 self.overrides = []
             self.overrides.append((name, value))
@@ -146,9 +150,12 @@ class Request:
                 self.expects_continue = value.strip().lower() == b"100-continue"
             elif kind == IDEMPOTENCY_KEY:
                 self.idempotency_key = value
+                self.asks = True
             elif kind == TRACEPARENT:
                 self.traceparent = joined(self.traceparent, value)
+                self.asks = True
             elif kind == CALLER:
+                self.asks = True
                 says_resend = aws_says_resend if name.lower() == b"amz-sdk-request" else stainless_says_resend
                 self.caller_resend = self.caller_resend or says_resend(value)
 

@@ -15,6 +15,8 @@ from sidecar.failures import Malformed, Refused
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*\.?\Z")
 DEFAULT_PORTS = {"http": 80, "https": 443}
+_BORDERS = frozenset((b"", b"/", b"?"))  # what may follow a route
+_FEW_ROUTES = 8  # are tried one by one, which is faster than looking for the right one
 
 
 class Authority(NamedTuple):
@@ -114,7 +116,7 @@ class Router:
     def __init__(self, settings: Settings) -> None:
         self._exact: dict[Authority, str] = {}
         self._suffixes: list[tuple[str, int, str]] = []
-        self._routes: dict[bytes, list[tuple[bytes, str]]] = {}
+        routes: list[tuple[bytes, str]] = []
         for name, upstream in settings.upstreams.items():
             for entry in upstream.hosts:
                 if entry.startswith("*."):
@@ -123,12 +125,16 @@ class Router:
                 else:
                     self._exact[parse_authority(entry, what="host")] = name
             if upstream.route is not None:
-                route = upstream.route.encode("ascii")
-                self._routes.setdefault(route.split(b"/", 2)[1], []).append((route, name))
+                routes.append((upstream.route.encode("ascii").rstrip(b"/"), name))
         # Most specific first: longer suffixes, then those that name a port; longer routes.
         self._suffixes.sort(key=lambda entry: (-len(entry[0]), -entry[1]))
-        for routes in self._routes.values():
-            routes.sort(key=lambda route: -len(route[0]))
+        routes.sort(key=lambda route: -len(route[0]))
+        self._routes = [(route, len(route), name) for route, name in routes]
+        self._by_first_segment: dict[bytes, list[tuple[bytes, int, str]]] | None = None
+        if len(routes) > _FEW_ROUTES:
+            self._by_first_segment = {}
+            for ready in self._routes:
+                self._by_first_segment.setdefault(ready[0][1:].partition(b"/")[0], []).append(ready)
 
     def by_host(self, host: str, port: int) -> str | None:
         """`port` is the real one, defaults filled in. An entry without a port matches every port."""
@@ -142,19 +148,19 @@ class Router:
 
     def by_path(self, path: bytes) -> tuple[str, bytes] | None:
         """The upstream whose route is the longest prefix ending at a segment border, and the rest of the path."""
-        end = path.find(b"/", 1)
-        first = path[1:end] if end > 0 else path[1:]
-        if b"?" in first:
-            first = first.partition(b"?")[0]
-        for route, name in self._routes.get(first, ()):
+        routes = self._routes if self._by_first_segment is None else self._likely(path)
+        for route, size, name in routes:
             if path.startswith(route):
-                rest = path[len(route) :]
-                if not rest or rest[:1] in b"/?":
+                rest = path[size:]
+                if rest[:1] in _BORDERS:
                     return name, rest
-        for route, name in self._routes.get(b"", ()):
-            if route == b"/":
-                return name, path
         return None
+
+    def _likely(self, path: bytes) -> list[tuple[bytes, int, str]]:
+        """Among many routes, those that begin with the same segment, and the one that catches everything."""
+        assert self._by_first_segment is not None
+        first = path[1:].partition(b"/")[0].partition(b"?")[0]
+        return [*self._by_first_segment.get(first, ()), *self._by_first_segment.get(b"", ())]
 
 
 def no_route(host: str) -> Refused:

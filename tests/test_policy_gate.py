@@ -14,9 +14,9 @@ def entered(gate: Gate, key: bytes = b"k") -> Ticket:
     return ticket
 
 
-def test_a_gate_nobody_paused_is_idle_and_open() -> None:
+def test_a_gate_nobody_paused_is_open() -> None:
     untouched = gate()
-    assert untouched.idle
+    assert not untouched.paused
     assert untouched.closed_until(b"k", 1.0) is None
     assert untouched.next_release() is None
     assert [] == untouched.release(1.0)
@@ -25,11 +25,11 @@ def test_a_gate_nobody_paused_is_idle_and_open() -> None:
 def test_a_pause_closes_the_gate_for_its_key_only_and_until_the_reset() -> None:
     paused = gate()
     paused.pause(b"k", 10.0, 1.0)
-    assert not paused.idle
+    assert paused.paused
     assert 10.0 == paused.closed_until(b"k", 9.9)
     assert paused.closed_until(b"other", 9.9) is None
     assert paused.closed_until(b"k", 10.0) is None
-    assert paused.idle
+    assert not paused.paused
 
 
 def test_a_pause_is_made_longer_and_never_shorter() -> None:
@@ -45,13 +45,13 @@ def test_a_pause_is_made_longer_and_never_shorter() -> None:
 def test_a_wait_that_is_over_pauses_nothing() -> None:
     paused = gate()
     paused.pause(b"k", 1.0, 1.0)
-    assert paused.idle
+    assert not paused.paused
 
 
 def test_a_disabled_gate_never_closes() -> None:
     off = gate(enabled=False)
     off.pause(b"k", 10.0, 1.0)
-    assert off.idle
+    assert not off.paused
 
 
 def test_calls_are_released_at_the_reset_in_the_order_they_came() -> None:
@@ -62,7 +62,7 @@ def test_calls_are_released_at_the_reset_in_the_order_they_came() -> None:
     assert [] == paused.release(9.9)
     assert tickets == paused.release(10.0)
     assert all(ticket.released for ticket in tickets)
-    assert (0, True) == (paused.waiting, paused.idle)
+    assert (0, False) == (paused.waiting, bool(paused.paused))
 
 
 def test_keys_are_released_in_the_order_of_their_resets() -> None:

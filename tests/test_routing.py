@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import httptools
@@ -11,11 +12,12 @@ import pytest
 from config.errors import registry
 from config.model import Settings
 from sidecar.failures import Malformed
-from sidecar.headers import RESPONSE_KINDS, ResponseFields, request_head, trailer_lines, without_named
+from sidecar.headers import ResponseFields, request_head, trailer_lines, without_named
 from sidecar.policy.classify import code_of, is_verdict
 from sidecar.policy.resend import may_resend
 from sidecar.request import Request, RequestReader
 from sidecar.routing import Authority, Origin, Router, origin_path, parse_authority, split_absolute
+from sidecar.upstream.connection import UpstreamConnection
 from sidecar.upstream.destination import Choice, Destination
 from telemetry.record import CONNECTED, NOT_CONNECTED, PARTLY_SENT, SENT
 from tests.conftest import Running, Starter
@@ -161,8 +163,9 @@ def test_a_route_ends_at_a_segment_border(path: str, found: tuple[str, str] | No
     assert (found and (found[0], found[1].encode())) == routes("/pay").by_path(path.encode())
 
 
-def test_the_longest_route_wins() -> None:
-    found = routes("/a", "/a/b", "/")
+@pytest.mark.parametrize("others", [0, 20])
+def test_the_longest_route_wins(others: int) -> None:
+    found = routes("/a", "/a/b", "/", *(f"/other{number}" for number in range(others)))
     assert ("r1", b"/c") == found.by_path(b"/a/b/c")
     assert ("r0", b"/bc") == found.by_path(b"/a/bc")
     assert ("r2", b"/other") == found.by_path(b"/other")
@@ -257,9 +260,7 @@ async def test_hosts_beyond_the_label_limit_share_a_label_and_keep_their_own_poo
 
 async def test_a_connect_is_counted_under_the_upstream_that_lists_its_host(start_sidecar: Starter) -> None:
     sidecar = await start_sidecar(upstreams={"a": {"hosts": ["*.api.test:444"]}})
-    counted = [
-        sidecar.proxy.directory.tunnel(Origin("http", "x.api.test", port)).upstream.label for port in (444, 443)
-    ]
+    counted = [sidecar.proxy.directory.tunnel(Origin("http", "x.api.test", port)).upstream.label for port in (444, 443)]
     assert ["a", "x.api.test:443"] == counted
     assert frozenset({443, 444}) == sidecar.proxy.directory.connect_ports
 
@@ -290,15 +291,12 @@ def fields(*lines: tuple[bytes, bytes]) -> Request:
 
 
 def response_fields(*lines: tuple[bytes, bytes]) -> ResponseFields:
-    found = ResponseFields()
-    for name, value in lines:
-        kind = RESPONSE_KINDS[name]
-        if kind:
-            found.special(kind, name, value)
-        else:
-            found.lines.append(b"%b: %b" % (name, value))
-    found.finish()
-    return found
+    """What is found in the head of a response with these fields."""
+    connection = UpstreamConnection(None, SimpleNamespace(watched=set()), 65_536, 65_536, 60)
+    connection.begin(SimpleNamespace(wake=lambda: None), bodyless=True, deadline=1.0)
+    connection.data_received(b"HTTP/1.1 200 OK\r\n" + b"".join(b"%b: %b\r\n" % line for line in lines) + b"\r\n")
+    assert connection.head is not None
+    return connection.head
 
 
 def test_fields_pass_with_their_bytes_their_case_and_their_order() -> None:

@@ -3,11 +3,11 @@
 Law: pure, told the time, bounded. A key is the keyed hash of a credential. Calls queue in the order they came and are
 released in that order, all at once, at the reset; whoever comes while others still wait queues behind them. Waiting
 itself is done by the exchange: here are only the order, and who may go.
-
-While nothing is paused `idle` is True, and the exchange need not even work out a key.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from config.breaker import RateLimitGate as Settings
 
@@ -36,7 +36,7 @@ class _Pause:
 class Gate:
     """See the module's law."""
 
-    __slots__ = ("_enabled", "_max_keys", "_max_queue", "_pauses", "_waiting", "pauses")
+    __slots__ = ("_enabled", "_max_keys", "_max_queue", "_pauses", "_waiting", "paused", "pauses")
 
     def __init__(self, settings: Settings) -> None:
         self._enabled = settings.enabled
@@ -44,13 +44,11 @@ class Gate:
         # More keys than can have somebody waiting, so that there is always one to drop that nobody waits for.
         self._max_keys = max(_FEWEST_KEYS, settings.max_queue + 1)
         self._pauses: dict[bytes, _Pause] = {}
+        self.paused: Collection[bytes] = self._pauses
+        """The keys that wait; empty while nothing is paused, and then the exchange need not even work out a key."""
         self._waiting = 0
         self.pauses = 0
         """How often a key was paused that was not."""
-
-    @property
-    def idle(self) -> bool:
-        return not self._pauses
 
     @property
     def waiting(self) -> int:

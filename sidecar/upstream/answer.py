@@ -14,7 +14,7 @@ from typing import Protocol
 
 import httptools
 
-from sidecar.headers import RESPONSE_KINDS, ResponseFields
+from sidecar.headers import CONTENT_TYPE, DATE, RESPONSE_KINDS, ResponseFields
 
 # Body bytes that may wait here between the head and the moment the exchange takes over.
 WAITING_BODY = 262_144
@@ -113,15 +113,20 @@ class AnswerReader:
             self.reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        fields = self._fields
-        kind = RESPONSE_KINDS[name]
         if self.head is not None:
             self.trailers.append((name, value))
             self._unusual = True
-        elif not kind:  # PASS
-            fields.lines.append(b"%b: %b" % (name, value))
-        else:
-            fields.special(kind, name, value)
+            return
+        fields = self._fields
+        kind = RESPONSE_KINDS[name]
+        if kind > CONTENT_TYPE:
+            fields.special(kind, value)
+            return
+        fields.lines.append(b"%b: %b" % (name, value))
+        if kind == DATE:
+            fields.dated = True
+        elif kind == CONTENT_TYPE:
+            fields.event_stream = value[:17].lower() == b"text/event-stream"
 
     def on_headers_complete(self) -> None:
         if self.complete:

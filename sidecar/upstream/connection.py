@@ -118,6 +118,12 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         self._progress = False
         self._last_pending = -1
 
+    def write_all(self, data: bytes) -> None:
+        """The whole request at once."""
+        self._wrote = self._all_given = True
+        if self.transport is not None:
+            self.transport.write(data)
+
     def write(self, data: bytes, *, last: bool) -> None:
         """Hand request bytes to the transport; `last` when none follow."""
         self._wrote = True

@@ -41,7 +41,8 @@ class Directory:
         self.label_overflows = 0
         self._fallbacks: dict[str, Destination] = {}
         self._by_authority: dict[bytes, Destination] = {}
-        self._by_host: dict[bytes, Destination | None] = {}
+        self.hosts: dict[bytes | None, Destination | None] = {}
+        """What `by_host` has found so far, for whoever looks often."""
         self._routed = {
             name: (self._routed_destination(state), state.settings.strip_prefix)
             for name, state in self.configured.items()
@@ -70,18 +71,14 @@ class Directory:
 
     def by_host(self, written: bytes) -> Destination | None:
         """For an origin-form target whose Host an upstream lists; None when none does. Refuses a malformed one."""
-        try:
-            return self._by_host[written]
-        except KeyError:
-            pass
         host, port = parse_authority(written.decode("latin-1"), what="Host")
         port = port or DEFAULT_PORTS["http"]
         found = None
         if self.router.by_host(host, port) is not None:
             found = self._towards("http", host, port, written)
-        if len(self._by_host) >= _REMEMBERED_AUTHORITIES:
-            self._by_host.clear()
-        self._by_host[written] = found
+        if len(self.hosts) >= _REMEMBERED_AUTHORITIES:
+            self.hosts.clear()
+        self.hosts[written] = found
         return found
 
     def by_route(self, path: bytes) -> tuple[Destination, bytes] | None:
@@ -89,9 +86,8 @@ class Directory:
         match = self.router.by_path(path)
         if match is None:
             return None
-        name, rest = match
-        destination, strip_prefix = self._routed[name]
-        return destination, rest if strip_prefix else path
+        destination, strip_prefix = self._routed[match[0]]
+        return destination, match[1] if strip_prefix else path
 
     def tunnel(self, origin: Origin) -> Destination:
         """For a CONNECT: the upstream it is counted under, and a breaker of its own for that host and port."""
@@ -116,7 +112,7 @@ class Directory:
         for state in self.states():
             for pool in state.pools.values():
                 pool.sweep(now)
-            if not state.turns.gate.idle:
+            if state.turns.gate.paused:
                 state.turns.release()
             for _, breaker in state.breakers():
                 breaker.state(now)

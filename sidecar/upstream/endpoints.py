@@ -65,6 +65,7 @@ class UpstreamState:
         "last_used",
         "name",
         "next_turn",
+        "ordinary",
         "pools",
         "proxies",
         "rules",
@@ -83,6 +84,8 @@ class UpstreamState:
         self.configured = settings is not AUTOMATIC
         self.timeouts = settings.timeouts
         self.rules = rules
+        self.ordinary = rules.plain is not None and not settings.idempotency.inject and settings.propagation != "strip"
+        """Nothing about a request that asks for nothing depends on this upstream's settings."""
         self.classifier = rules.classifier
         self.in_flight = 0
         self.last_used = 0.0
