@@ -240,6 +240,13 @@ async def last_session(sidecar: Running, count: int = 1) -> Session:
     return ended(sidecar)[-1]
 
 
+def drop_idle(sidecar: Running) -> None:
+    """Kept connections would still follow the script of an upstream that got another one since."""
+    for state in sidecar.proxy.directory.states():
+        for pool in state.pools.values():
+            pool.sweep(asyncio.get_running_loop().time() + 3600)
+
+
 async def at_rest(sidecar: Running) -> None:
     """Wait until nothing is under way any more; fail with what still is."""
     for _ in range(500):
