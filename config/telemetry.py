@@ -51,5 +51,11 @@ class Telemetry(Section):
     redact_query: tuple[str, ...] = ()
     """Names of query parameters whose values are hidden in logs, traces and listings, besides the usual ones such as
     `token`, `key` and `signature`. Case does not matter."""
+    redact_paths: tuple[str, ...] = ()
+    """Patterns of paths whose `{…}` and `*` segments are hidden in logs, traces and listings, as in
+    /hooks/{secret}/deliver: for addresses that are a credential themselves."""
+    own_otlp: Flag = False
+    """Whether the application's own telemetry (OTLP over HTTP: /v1/traces, /v1/metrics, /v1/logs) is retried, kept and
+    traced like any other request. Without it, it just passes: telemetry about telemetry has no end."""
     log: Log = Field(default_factory=Log)
     events: Events = Field(default_factory=Events)

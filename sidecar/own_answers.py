@@ -61,7 +61,7 @@ class OwnAnswers(Driven):
 
     def _answer_refused(self, refused: Refused) -> None:
         record = self.record
-        record.outcome, record.code = "denied", refused.code
+        record.outcome, record.code, record.message = "denied", refused.code, refused.message
         if record.attempts and record.attempts[-1].code is None and not record.attempts[-1].status:
             record.attempts.pop()  # refused before it was dialled: never an attempt
         self._proxy.metrics.denied(refused.reason)
@@ -108,6 +108,8 @@ class OwnAnswers(Driven):
             record.client = peer[0] if peer else None
         if record.attempts:
             record.host = record.attempts[-1].endpoint
+        elif request.target[:7].lower() == b"http://":
+            record.host = request.target[7:].partition(b"/")[0].decode("latin-1")
         elif request.host is not None:
             record.host = request.host.decode("latin-1")
         if upstream is not None:

@@ -23,6 +23,10 @@ from sidecar.upstream.waiting import OutOfTime
 from telemetry.record import Attempt, Trace
 
 _TRACE_FIELDS = b"traceparent,tracestate"
+_OTLP_TARGETS = frozenset((b"/v1/traces", b"/v1/metrics", b"/v1/logs"))
+_JUST_PASS = Overrides()
+_JUST_PASS.retry_off = True
+_JUST_PASS.dead_letter = False
 
 
 class Prepared(PassedOn):
@@ -52,7 +56,7 @@ class Prepared(PassedOn):
         record = self.record
         record.upstream = upstream.label
         chosen = upstream.rules.plain
-        if chosen is None or self._request.asks or not upstream.ordinary:
+        if chosen is None or self._request.asks or not upstream.ordinary or target in _OTLP_TARGETS:
             self._aim_closely(upstream)
         else:
             policy = chosen.policy
@@ -67,6 +71,9 @@ class Prepared(PassedOn):
         chosen = upstream.rules.plain
         if chosen is None or request.overrides is not None:
             chosen = self._choose_policy(upstream)
+        otlp = self._is_own_otlp()
+        if otlp and request.overrides is None:
+            self._overrides = _JUST_PASS
         record.policy_id = chosen.id
         overrides = self._overrides
         self._attempt_timeout = overrides.attempt_timeout or chosen.policy.attempt_timeout
@@ -74,11 +81,18 @@ class Prepared(PassedOn):
         self._look_at_key(upstream)
         if request.caller_resend:
             record.caller_resend = True
+        if otlp:
+            return
         propagation, parent = settings.propagation, request.traceparent
         state = None if parent is None else request.value(b"tracestate")
         record.trace = trace = self._proxy.signals.begin(parent, state, propagation)
         if propagation == "strip" or (trace is not None and propagation == "participate" and parent is not None):
             request.lines = without_named(request.lines, _TRACE_FIELDS)
+
+    def _is_own_otlp(self) -> bool:
+        """The app's own telemetry on its way to a collector: it just passes, unless the settings say otherwise."""
+        own = self._target in _OTLP_TARGETS and self._request.method == "POST"
+        return own and not self._proxy.settings.telemetry.own_otlp
 
     def _choose_policy(self, upstream: UpstreamState) -> Chosen:
         request, choice = self._request, upstream.rules.choice

@@ -65,6 +65,7 @@ class Proxy:
             upstreams=settings.upstreams,
             subsystems={name: upstream.subsystem or name for name, upstream in settings.upstreams.items()},
             codes=self.registry,
+            redact_paths=settings.telemetry.redact_paths,
             version=version,
             server_id=self.pseudonym.decode(),
         )

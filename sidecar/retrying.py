@@ -174,6 +174,14 @@ class Retrying(Prepared):
             timer.cancel()
             self._proxy.backoffs.discard(over)
 
+    def _complete_record(self) -> None:
+        super()._complete_record()
+        record = self.record
+        if record.attempts:
+            record.forwarded = self._target.decode("latin-1")
+        if self._operation is not None:
+            record.route = self._operation.path
+
     # ---- refused by breakers ---------------------------------------------------------------------------------
 
     def _falls_back(self, now: float) -> bool:

@@ -198,6 +198,8 @@ def _describe_attempt(shown: dict[str, Any], session: Session, event: RetryEvent
         previous = session.attempts[event.attempt - 2]
         shown["policy_id"] = attempt.policy_id
         shown["delay"] = round(attempt.delay, 6)
+        if previous.decision is not None and previous.decision.limit:
+            shown["max_attempts"] = previous.decision.limit
         shown["context"] |= {
             "endpoint": redactor.url(attempt.endpoint),
             "kind": attempt.kind,

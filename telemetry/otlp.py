@@ -2,7 +2,7 @@
 
 Law: imported only when something is exported. Exporters are OpenTelemetry's; this file chooses and wires them. Their
 connections never go through a proxy: with HTTP_PROXY set for the app, telemetry would otherwise go through the sidecar
-itself. gRPC and `requests` are the exporters' own libraries, loaded by name and only where they are used.
+itself. gRPC and `requests` are the exporters' own libraries, imported only where they are used.
 
 Spans reach their exporter encoded already (telemetry/protobuf.py): the `encode_spans` that the exporter's module calls
 is replaced by one that hands our bytes on. The tests with real receivers are the contract for that name.
@@ -48,13 +48,19 @@ def make_exporter(destination: Destination) -> Any:
     if destination.protocol == "grpc":
         options["channel_options"] = (("grpc.enable_http_proxy", 0),)
         if compressed:
-            options["compression"] = import_module("grpc").Compression.Gzip
+            import grpc  # type: ignore[import-untyped]  # its stubs would be one more package for one name
+
+            options["compression"] = grpc.Compression.Gzip
     else:
-        session = import_module("requests").Session()
+        import requests
+
+        session = requests.Session()
         session.trust_env = False
         options["session"] = session
         if compressed:
-            options["compression"] = import_module("opentelemetry.exporter.otlp.proto.http").Compression.Gzip
+            from opentelemetry.exporter.otlp.proto.http import Compression
+
+            options["compression"] = Compression.Gzip
     return getattr(import_module(module), name)(**options)
 
 

@@ -52,6 +52,8 @@ class Decision(NamedTuple):
     """Where the decision comes from, for a person: `policies.default.max_attempts: 4`, `x-should-retry: false`."""
     remedy: str = ""
     """What would have changed it; empty when nothing the user can set would have."""
+    limit: int = 0
+    """Retry: how many attempts there may be at most, by the policy that was followed."""
 
 
 class Attempt:
@@ -132,6 +134,7 @@ class Session:
         "policy_id",
         "request_bytes",
         "response_bytes",
+        "route",
         "session_id",
         "stage",
         "started",
@@ -180,6 +183,8 @@ class Session:
         """Path and query as sent upstream, where a stripped prefix makes them differ from the target's."""
         self.host = ""
         """`host:port` of the target."""
+        self.route: str | None = None
+        """The path pattern of its operation."""
         self.subsystem: str | None = None
         self.stage: str | None = None
         self.workflow: str | None = None

@@ -213,6 +213,8 @@ class Materialiser:
         }
         if session.operation:
             attributes[Attribute.OPERATION] = session.operation
+        if session.route:
+            attributes[Attribute.ROUTE] = session.route
         if session.client:
             attributes[Attribute.CLIENT_ADDRESS] = session.client
         if session.user_agent:

@@ -20,7 +20,7 @@ OURS = frozenset({*ARROW, "tests", "benchmarks"})
 
 # What a package may take from elsewhere, beside the standard library. `sidecar` may take anything locked.
 FOREIGN = {
-    "telemetry": {"opentelemetry", "orjson", "prometheus_client"},
+    "telemetry": {"grpc", "opentelemetry", "orjson", "prometheus_client", "requests"},
     "config": {"annotated_types", "idna", "pydantic", "pydantic_core", "typing_extensions", "yaml"},
 }
 

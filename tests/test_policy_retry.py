@@ -55,7 +55,7 @@ def decided(
 
 
 def test_a_failure_that_may_pass_is_tried_again_after_the_backoff() -> None:
-    assert Decision(1.0, "UPSTREAM_ERROR", "policies.default: attempt 2 of 4") == decided()
+    assert Decision(1.0, "UPSTREAM_ERROR", "policies.default: attempt 2 of 4", limit=4) == decided()
     assert 4.0 == decided(at=situation(attempts=3)).delay
 
 

@@ -148,7 +148,8 @@ def decide(failure: Failure, situation: Situation, chosen: Chosen, terms: Terms,
         )
     asked = f", Retry-After of {delay:g} s" if delay > own else ""
     limit = _max_attempts(situation, chosen)
-    return Decision(delay, failure.code, f"policies.{chosen.id}: attempt {situation.attempts + 1} of {limit}{asked}")
+    rule = f"policies.{chosen.id}: attempt {situation.attempts + 1} of {limit}{asked}"
+    return Decision(delay, failure.code, rule, limit=limit)
 
 
 def _fatal(failure: Failure, entry: ErrorCode | None, chosen: Chosen) -> Decision | None:
