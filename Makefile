@@ -46,6 +46,16 @@ bench: $(VENV)/.installed-dev ## ratios against peers on this machine
 	@.ci/system-packages wrk=wrk nginx=nginx h2load=nghttp2-client taskset=util-linux
 	@PATH="$$PATH:/usr/sbin" $(PY) -m benchmarks.run $(ARGS)
 
+# Panels and alerts are tested on a real Prometheus; without one those tests are skipped and say so.
+.PHONY: prometheus
+prometheus:
+	@.ci/system-packages promtool=prometheus || echo "No Prometheus: tests that need one are skipped, and say so"
+test: prometheus
+
+.PHONY: dashboards
+dashboards: | $(PY) ## write dashboards/*.json from their code
+	@$(PY) dashboards/generate.py
+
 # The lock files name versions and hashes, never the place they came from. UPGRADE=1 takes newer versions.
 COMPILE = $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)

@@ -262,6 +262,7 @@ def test_a_link_to_traces_is_one_that_explore_can_read() -> None:
         assert re.fullmatch(r"\{ span\.[\w.]+(=\"[^\"]+\"|>\d) \}", query["query"]), query["query"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the models announce what they themselves will drop
 def test_the_structure_is_known_to_grafanas_own_models() -> None:
     """Every key survives a journey through the models of Grafana's SDK, which drop what they do not know."""
     try:
