@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import re
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,31 @@ class Bodies:
             await spool.write(body[start : start + CHUNK * _PER_HOP])
         return await spool.finish()
 
+    async def adopt(self, data: bytes, sha256: str, host: str, ident: str) -> BodyFile:
+        """A sealed file from elsewhere, already checked against the hash of its content. Raises Damaged."""
+        name = f"{sha256}.body"
+
+        def work() -> BodyFile:
+            private_directory(self.folder)
+            self.hold(name)
+            self.store.disk.write_whole(self.folder / name, data)
+            size, content = 0, hashlib.sha256()
+            for chunk in self.chunks(name, host, ident):
+                size += len(chunk)
+                content.update(chunk)
+            return BodyFile(name, size, len(data), content.hexdigest())
+
+        try:
+            return await self.store.in_thread(work)
+        except OSError as error:
+            await self.remove([name])
+            raise NotKept(
+                "disk_error", f"the body of {ident} cannot be written: {error}", "look at the disk"
+            ) from error
+        except Damaged:
+            await self.remove([name])
+            raise
+
     def begin(self, host: str, ident: str) -> _Writing:
         private_directory(self.folder)
         return _Writing(self, self.keyring.stream_sealer("body", host, ident))
@@ -147,6 +173,19 @@ class Bodies:
 
         if gone:
             await self.store.in_thread(work)
+
+    async def release(self, names: Iterable[str]) -> None:
+        """After a commit or its failure: keep the files that a row refers to, remove the others."""
+        wanted = list(names)
+
+        def known(connection: sqlite3.Connection) -> set[str]:
+            statement = "SELECT name FROM body_files WHERE name = ?"
+            return {name for name in wanted if connection.execute(statement, (name,)).fetchone() is not None}
+
+        if wanted:
+            kept = await self.store.read(known)
+            self._unreferenced -= kept
+            await self.remove(set(wanted) - kept)
 
     async def read(self, name: str, host: str, ident: str) -> AsyncIterator[bytes]:
         """The body, chunk by chunk, each one verified before it is given out. Raises Damaged."""
@@ -174,6 +213,14 @@ class Bodies:
                     if not following:
                         return
                     number, sealed = number + 1, following
+        except OSError as error:
+            raise Damaged(f"the body file {self.folder / name} cannot be read: {error.strerror}") from error
+
+    def key_of(self, name: str) -> str:
+        """The id of the key that sealed it, for code that already runs in a thread."""
+        try:
+            with (self.folder / name).open("rb") as file:
+                return file.read(STREAM_HEADER)[4:8].hex()
         except OSError as error:
             raise Damaged(f"the body file {self.folder / name} cannot be read: {error.strerror}") from error
 

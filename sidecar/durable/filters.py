@@ -48,7 +48,7 @@ def parse_filter(given: Mapping[str, str], now: float) -> Filter:
         if name in ("limit", "cursor"):
             continue
         if name in ("since", "until"):
-            values[name] = _moment(name, text, now)
+            values[name] = moment(name, text, now)
         elif name in ("q", "workflow"):
             if len(text) > 200:
                 raise BadInput(name, "must have at most 200 characters")
@@ -79,7 +79,7 @@ def _words(name: str, text: str) -> tuple[str, ...]:
     return words
 
 
-def _moment(name: str, text: str, now: float) -> float:
+def moment(name: str, text: str, now: float) -> float:
     ago = _AGO.fullmatch(text)
     if ago is not None:
         return now - int(ago[1]) * _UNITS[ago[2]]

@@ -130,7 +130,7 @@ def prepare(
         idempotency_key=failure.idempotency_key,
         key_injected=failure.key_injected,
         key_honoured=failure.key_honoured,
-        credential_expires_at=credential.expires_at(failure.url, failure.headers),
+        credential_expires_at=_whole_ms(credential.expires_at(failure.url, failure.headers)),
         identity=prints.whole.hex(),
     )
     entry.happened(last, "dead_lettered", code=failure.error_class, attempts=len(failure.attempts))
@@ -197,6 +197,10 @@ def _context(
         "url_hash": prints.url[:8].hex(),
         **({"stage": failure.stage} if failure.stage else {}),
     }
+
+
+def _whole_ms(seconds: float | None) -> float | None:
+    return None if seconds is None else ms(seconds)
 
 
 def _last_status(failure: Failure) -> int | None:

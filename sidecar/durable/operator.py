@@ -180,7 +180,8 @@ class Operator:
         entry.headers, entry.sealed_headers = split_headers(
             headers, terms.dead_letter, terms.idempotency, terms.redactor
         )
-        entry.credential_expires_at = credential.expires_at(url, headers)
+        expires = credential.expires_at(url, headers)
+        entry.credential_expires_at = None if expires is None else ms(expires)
         self._follow_key(entry, old_headers, headers)
         if edit.body is not None:
             entry.body = {"kept": True, "size": len(edit.body), "note": ""}

@@ -166,6 +166,11 @@ def head_of(url: str, headers: Fields) -> bytes:
     return orjson.dumps({"url": url, "headers": lines})
 
 
+def opened_head(keyring: Keyring, entry: Entry, sealed: bytes) -> dict[str, Any]:
+    """url and headers. Raises Damaged."""
+    return _head(keyring.open("head", entry.host, entry.dlq_id, sealed))
+
+
 def _head(data: bytes) -> dict[str, Any]:
     found: dict[str, Any] = orjson.loads(data)
     return found

@@ -1,0 +1,193 @@
+"""What has to be done to dead letters now and then: judge anew, let go of what may go, check everything.
+
+Law: small steps, so that live writes never wait long. An entry that still waits is let go only when `retention` says
+so, and is counted as lost. What is replayed or discarded goes after `keep_completed`, which is no loss. The check
+reads every byte that was ever promised; what is wrong is set aside, what merely disagrees is repaired.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from sidecar.durable import rows
+from sidecar.durable.deadletter import DeadLetters
+from sidecar.durable.payloads import Sealed
+from sidecar.durable.trouble import Damaged
+
+_PER_STEP = 200
+_SEALED = "head, body, body_file, response, original_head, original_body, original_body_file"
+
+
+@dataclass(slots=True)
+class Checked:
+    """What a check found."""
+
+    entries: int = 0
+    damaged: int = 0
+    repaired: int = 0
+
+
+class Upkeep:
+    """Every method can be called at any time."""
+
+    def __init__(self, letters: DeadLetters) -> None:
+        self._letters = letters
+
+    # ---- verdicts ------------------------------------------------------------------------------------------------
+
+    async def judge_due(self) -> int:
+        """Entries whose verdict time has changed, so that filters and counts say what is true now."""
+        judged = 0
+        while True:
+            some = await self._letters.store.write(self._judge_some)
+            judged += some
+            if some < _PER_STEP:
+                return judged
+
+    def _judge_some(self, connection: sqlite3.Connection) -> int:
+        due = connection.execute(
+            "SELECT seq FROM dead_letters WHERE verdict_until <= ? ORDER BY verdict_until LIMIT ?",
+            (self._letters.now(), _PER_STEP),
+        ).fetchall()
+        for (seq,) in due:
+            self._judge(connection, seq)
+        return len(due)
+
+    def _judge_these(self, connection: sqlite3.Connection, seqs: list[int]) -> None:
+        for seq in seqs:
+            self._judge(connection, seq)
+
+    def _judge(self, connection: sqlite3.Connection, seq: int) -> None:
+        try:
+            row = rows.load_seq(connection, seq)
+        except Damaged:
+            # Set aside when it is read; until then it must not come up here again and again.
+            connection.execute("UPDATE dead_letters SET verdict_until = NULL WHERE seq = ?", (seq,))
+            return
+        if row is not None:
+            rows.save(connection, row, self._letters.judge)
+
+    async def judge_all(self, upstream: str | None = None) -> int:
+        """After the settings changed: everything that waits, or that of one upstream."""
+        judged, after = 0, -1
+        while True:
+            seqs = await self._letters.store.read(partial(_waiting, upstream=upstream, after=after))
+            if not seqs:
+                return judged
+            await self._letters.store.write(partial(self._judge_these, seqs=seqs))
+            judged, after = judged + len(seqs), seqs[-1]
+
+    # ---- letting go ----------------------------------------------------------------------------------------------
+
+    async def expire(self) -> dict[str, int]:
+        """Returns how many were `done` long enough, and how many were `lost` to retention."""
+        settings, now = self._letters.settings, self._letters.now()
+        done = await self._remove(
+            "SELECT seq FROM dead_letters WHERE done_at <= ? ORDER BY done_at LIMIT ?", now - settings.keep_completed
+        )
+        lost = 0
+        if settings.retention is not None:
+            bound = rows.seq_range(None, now - settings.retention)[1]
+            lost = await self._remove(
+                "SELECT seq FROM dead_letters JOIN facets ON facets.id = facet "
+                "WHERE seq < ? AND status IN ('pending', 'failed') ORDER BY seq LIMIT ?",
+                bound,
+            )
+        for _ in range(lost):
+            self._letters.counts.dead_letter_evicted("ttl")
+        if lost:
+            self._letters.store.report(
+                "sidecar.dlq.expired",
+                f"{lost} dead letters were dropped unreplayed because `dead_letter.retention` says so",
+            )
+        return {"done": done, "lost": lost}
+
+    async def _remove(self, statement: str, bound: float) -> int:
+        removed = 0
+        while True:
+            some, files = await self._letters.store.write(lambda connection: _remove_some(connection, statement, bound))
+            await self._letters.bodies.remove(files)
+            removed += some
+            if some < _PER_STEP:
+                return removed
+
+    # ---- checking ------------------------------------------------------------------------------------------------
+
+    async def check(self) -> Checked:
+        """Read and verify everything: digests, seals, body files, copies in columns, counts."""
+        found, after = Checked(), -1
+        while True:
+            seqs, damaged, disagreeing = await self._letters.store.read(partial(self._check_some, after=after))
+            for dlq_id, why in damaged:
+                await self._letters.set_aside(dlq_id, why)
+            if disagreeing:
+                await self._letters.store.write(partial(self._judge_these, seqs=disagreeing))
+            found.entries += len(seqs)
+            found.damaged += len(damaged)
+            found.repaired += len(disagreeing)
+            if not seqs:
+                break
+            after = seqs[-1]
+        found.repaired += await self._letters.store.write(_repair_counts)
+        return found
+
+    def _check_some(
+        self, connection: sqlite3.Connection, after: int
+    ) -> tuple[list[int], list[tuple[str, str]], list[int]]:
+        some = connection.execute(
+            f"SELECT d.seq, d.dlq_id, upstream, error_class, verdict, status, {_SEALED} FROM dead_letters d "
+            "LEFT JOIN facets ON facets.id = facet LEFT JOIN payloads p ON p.seq = d.seq WHERE d.seq > ? "
+            "ORDER BY d.seq LIMIT 50",
+            (after,),
+        ).fetchall()
+        damaged, disagreeing = [], []
+        for seq, dlq_id, upstream, error_class, verdict, status, *sealed in some:
+            try:
+                row = rows.load_seq(connection, seq)
+                assert row is not None
+                entry = row.entry
+                if sealed[0] is None:
+                    raise Damaged(f"what was sealed with {dlq_id} is missing")
+                if entry.body["kept"] or entry.body["note"].startswith("not kept"):
+                    self._letters.payloads.check(entry, cast(Sealed, tuple(sealed)))
+            except Damaged as problem:
+                damaged.append((dlq_id, problem.message))
+                continue
+            if (upstream, error_class, verdict, status) != (
+                entry.upstream,
+                entry.error_class,
+                entry.verdict,
+                entry.status,
+            ):
+                disagreeing.append(seq)
+        return [row[0] for row in some], damaged, disagreeing
+
+
+def _waiting(connection: sqlite3.Connection, upstream: str | None, after: int) -> list[int]:
+    condition, parameters = (" AND upstream = ?", [upstream]) if upstream is not None else ("", [])
+    found = connection.execute(
+        "SELECT seq FROM dead_letters JOIN facets ON facets.id = facet WHERE seq > ? "
+        f"AND status IN ('pending', 'failed'){condition} ORDER BY seq LIMIT ?",
+        (after, *parameters, _PER_STEP),
+    )
+    return [seq for (seq,) in found]
+
+
+def _remove_some(connection: sqlite3.Connection, statement: str, bound: float) -> tuple[int, list[str]]:
+    some = connection.execute(statement, (bound, _PER_STEP)).fetchall()
+    return len(some), [name for (seq,) in some for name in rows.delete(connection, seq)]
+
+
+def _repair_counts(connection: sqlite3.Connection) -> int:
+    """Counts are kept by triggers; should they ever be wrong, they are made anew."""
+    wrong = connection.execute(
+        "SELECT id, coalesce(c, 0), coalesce(b, 0) FROM facets LEFT JOIN "
+        "(SELECT facet, count(*) AS c, sum(size) AS b FROM dead_letters GROUP BY facet) ON facet = id "
+        "WHERE n <> coalesce(c, 0) OR bytes <> coalesce(b, 0)"
+    ).fetchall()
+    for facet, count, size in wrong:
+        connection.execute("UPDATE facets SET n = ?, bytes = ? WHERE id = ?", (count, size, facet))
+    return len(wrong)
