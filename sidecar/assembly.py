@@ -167,6 +167,8 @@ def lock_state_dir(path: Path) -> TextIO:
     """One process owns a state directory. The lock dies with the process; the file stays and names the holder."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o700)  # made by somebody else, for everybody: what is kept here is not
         descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise CannotStart(

@@ -21,6 +21,8 @@ _LINK_LOCAL: tuple[Network, ...] = (
     ipaddress.ip_network("169.254.0.0/16"),
     ipaddress.ip_network("fe80::/10"),
     ipaddress.ip_network("fd00:ec2::254/128"),
+    # RFC 8215: whoever translates this prefix also chose where the IPv4 address lies in it, so it may be any of those.
+    ipaddress.ip_network("64:ff9b:1::/48"),
 )
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _COMPATIBLE = ipaddress.ip_network("::/96")  # the old ::127.0.0.1 form, still routed where a sit tunnel is up

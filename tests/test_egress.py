@@ -20,6 +20,8 @@ METADATA_IN_DISGUISE = [
     "::ffff:169.254.169.254",
     "::ffff:a9fe:a9fe",
     "64:ff9b::a9fe:a9fe",
+    "64:ff9b:1::a9fe:a9fe",
+    "64:ff9b:1:a9fe:a9:fe00::",
     "64:ff9b::169.254.169.254",
     "2002:a9fe:a9fe::1",
     "::169.254.169.254",

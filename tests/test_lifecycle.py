@@ -157,6 +157,14 @@ async def test_what_it_writes_is_for_its_owner_alone(run: Runner, tmp_path: Path
     assert 0 == await process.ended()
 
 
+async def test_a_state_directory_that_others_could_read_is_closed_to_them(run: Runner, tmp_path: Path) -> None:
+    state = tmp_path / "open"
+    state.mkdir(mode=0o755)
+    state.chmod(0o755)
+    await (await run(state_dir=str(state), listen={"port": 0}, admin={"port": 0})).ready()
+    assert 0o700 == state.stat().st_mode & 0o777
+
+
 async def test_a_second_process_on_the_same_state_directory_names_the_first_and_does_not_start(run: Runner) -> None:
     first = await (await run()).ready()
     second = await run()
