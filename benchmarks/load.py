@@ -1,7 +1,7 @@
 """The load: one function per way of asking, each bounded in time, each returning a `Sample`.
 
 Tools that are fast enough not to be what is measured: `wrk` for as many requests as possible, `h2load` for a
-fixed number per second, and a socket that throws bytes away for long transfers. A request that fails is
+fixed number per second (`paced.py`), and a socket that throws bytes away for long transfers. A request that fails is
 counted and explained in the sample, never raised: one bad answer must not hide the rest of the run.
 """
 
@@ -15,16 +15,12 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
 
 from benchmarks.peers import TEMPLATES, Aim, Peer
 from benchmarks.processes import LOOPBACK
 
 GRACE_SECONDS = 20.0  # beyond its own duration, after which a load tool is killed
 TRANSFER_LIMIT_SECONDS = 60.0
-LATENCY_CONNECTIONS = 32
-EDGE_SECONDS = 0.5  # cut from both ends of a latency run: connections join and leave one by one there
 
 
 @dataclass(frozen=True)
@@ -35,6 +31,8 @@ class Sample:
     requests: int
     failed: int = 0
     complaints: tuple[str, ...] = ()
+    cpu_microseconds: float | None = None
+    """Of the peer, per request, what it did after the last answer included; None where it says nothing."""
 
 
 def failure(complaint: str, requests: int = 1) -> Sample:
@@ -77,7 +75,7 @@ def wrk(aim: Aim, *, connections: int, seconds: int, body_bytes: int) -> WrkResu
     """As many requests as possible on keep-alive connections; `body_bytes` is what each answer must carry."""
     argv = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(TEMPLATES / "wrk.lua")]
     argv += [f"http://{LOOPBACK}:{aim.port}/", "--", aim.target, aim.host]
-    output = _run(argv, seconds)
+    output = run_tool(argv, seconds)
     line = next((line for line in output.splitlines() if line.startswith("SUMMARY ")), None)
     if line is None:
         broken = failure(f"wrk gave no summary: {output.strip()[-300:]}")
@@ -101,49 +99,6 @@ def wrk(aim: Aim, *, connections: int, seconds: int, body_bytes: int) -> WrkResu
         Sample(summary["requests"] / elapsed, *rest),
         Sample(summary["requests"] * body_bytes / elapsed / 1e6, *rest),
     )
-
-
-def p99_milliseconds(aim: Aim, *, rate: float, seconds: int, log: Path) -> Sample:
-    """The 99th percentile of response times while `rate` requests are sent every second."""
-    per_connection = rate / LATENCY_CONNECTIONS
-    requests = round(rate * (seconds + 2 * EDGE_SECONDS))
-    log.unlink(missing_ok=True)
-    argv = ["h2load", "--h1", "-t1", f"-c{LATENCY_CONNECTIONS}", f"-n{requests}", f"--log-file={log}"]
-    argv += [f"--rps={per_connection:.3f}", "-r1", f"--rate-period={joining_interval(per_connection)}ms"]
-    argv += [f"http://{LOOPBACK}:{aim.port}{aim.target}"]
-    output = _run(argv, seconds)
-    counts = re.search(r"requests: (\d+) total, .* (\d+) succeeded, ", output)
-    if counts is None or not log.exists():
-        return failure(f"h2load gave no figures: {output.strip()[-300:]}")
-    total, succeeded = int(counts[1]), int(counts[2])
-    complaints = [] if total == succeeded else [f"h2load: {total - succeeded} of {total} requests failed"]
-    rows = [tuple(map(int, row.split("\t")[:3])) for row in log.read_text().splitlines()]
-    starts = [start for start, _, _ in rows]
-    first, last = min(starts) + EDGE_SECONDS * 1e6, max(starts) - EDGE_SECONDS * 1e6
-    kept = sorted(took for start, _, took in rows if first <= start <= last)
-    if not kept:
-        return failure("h2load: the run was too short to be measured", total)
-    achieved = len(kept) / ((last - first) / 1e6)
-    if achieved < 0.95 * rate:
-        # Not a failed request, but the figure then describes a lighter load than the one asked for.
-        complaints.append(f"h2load: only {achieved:,.0f} of {rate:,.0f} requests per second were reached")
-    p99 = kept[min(len(kept) - 1, int(len(kept) * 0.99))]
-    return Sample(p99 / 1000, total, total - succeeded, tuple(complaints))
-
-
-def joining_interval(per_connection_rate: float, connections: int = LATENCY_CONNECTIONS) -> int:
-    """Milliseconds between the first requests of two connections, so that their beats do not coincide.
-
-    Each connection sends on a fixed beat. Were they all to start together, every beat would be a burst of 32
-    and the percentile would describe the burst.
-    """
-    beat = 1000 / per_connection_rate
-
-    def tightest_gap(interval: int) -> float:
-        phases = sorted((number * interval) % beat for number in range(connections))
-        return min(after - before for before, after in pairwise([*phases, phases[0] + beat]))
-
-    return max(range(3, 14), key=tightest_gap)
 
 
 def transfer_megabytes_per_second(
@@ -245,7 +200,8 @@ def _discard(connection: socket.socket, count: int) -> int:
     return taken
 
 
-def _run(argv: Sequence[str], seconds: float) -> str:
+def run_tool(argv: Sequence[str], seconds: float) -> str:
+    """What a tool says, standard error included; ended when it takes much longer than it should."""
     try:
         done = subprocess.run(
             argv,

@@ -1,7 +1,8 @@
 """Who is measured: the upstream asked directly, Sidecar, and Envoy with the same job.
 
 Every peer answers the same three questions with the same files behind it: how it is asked as a reverse proxy,
-how as a forward proxy, and how for a tunnel. Nothing here measures.
+how as a forward proxy, and how for a tunnel. Peers in other setups are started when a scenario asks for them and stay
+up; idle ones cost nothing measurable. Nothing here measures.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import re
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -40,13 +43,19 @@ class Aim:
 
 @dataclass(frozen=True)
 class Peer:
-    """One thing that can be asked for the upstream's files."""
+    """One thing that can be asked for the upstream's files. `name` is its column, `setup` what is special about it."""
 
     name: str
     port: int
     upstream_port: int
     prefix: str
     running: Running
+    setup: str = ""
+    admin_port: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, {self.setup}" if self.setup else self.name
 
     def reverse(self, path: str) -> Aim:
         return Aim(self.port, self.prefix + path, f"{LOOPBACK}:{self.port}")
@@ -62,10 +71,9 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Cast:
-    """The peers of one run, all up at the same time; the idle ones cost nothing measurable."""
+class Pair:
+    """Two proxies with the same job."""
 
-    direct: Peer
     sidecar: Peer
     envoy: Peer
 
@@ -73,9 +81,104 @@ class Cast:
     def proxies(self) -> tuple[Peer, Peer]:
         return (self.sidecar, self.envoy)
 
+
+@dataclass(frozen=True)
+class Cast(Pair):
+    """The peers that are up from the first moment: both proxies as they come, and the upstream itself."""
+
+    direct: Peer
+
     @property
     def everyone(self) -> tuple[Peer, Peer, Peer]:
         return (self.direct, self.sidecar, self.envoy)
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """A collector for one proxy, with a count of what reached it."""
+
+    running: Running
+    port: int
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://{LOOPBACK}:{self.port}"
+
+
+class Casting:
+    """Starts peers: proxies on one core, the upstream and receivers on the load's."""
+
+    def __init__(
+        self, stage: Stage, *, proxy_core: int, load_core: int, nginx: str, envoy: Path, sidecar_command: str | None
+    ) -> None:
+        self._stage = stage
+        self._proxy_core = proxy_core
+        self._load_core = load_core
+        self._nginx = nginx
+        self._envoy = envoy
+        self._sidecar_command = sidecar_command
+        (self._upstream_port,) = free_ports(1)
+
+    def first(self) -> Cast:
+        """The upstream, then both proxies as they come."""
+        _write_files(self._stage.folder / "files")
+        conf = self._fill("nginx.conf", "nginx", port=self._upstream_port, json=JSON_BODY)
+        upstream = self._start_nginx("nginx", conf, self._upstream_port)
+        direct = Peer("direct", self._upstream_port, self._upstream_port, "", upstream)
+        return Cast(self.sidecar(), self.envoy(), direct)
+
+    def sidecar(self, setup: str = "", environ: Mapping[str, str] | None = None) -> Peer:
+        port, admin_port = free_ports(2)
+        process = _file_name("sidecar", setup)
+        config = self._fill(
+            "sidecar.yaml", process, name=process, port=port, admin_port=admin_port, upstream_port=self._upstream_port
+        )
+        argv = sidecar_argv(self._sidecar_command, config)
+        running = self._stage.start(process, argv, core=self._proxy_core, port=port, cwd=ROOT, environ=environ)
+        return Peer("sidecar", port, self._upstream_port, "/bench", running, setup, admin_port)
+
+    def envoy(self, template: str = "envoy.yaml", setup: str = "", **values: object) -> Peer:
+        (port,) = free_ports(1)
+        process = _file_name("envoy", setup)
+        config = self._fill(template, process, port=port, upstream_port=self._upstream_port, **values)
+        argv = [str(self._envoy), "-c", str(config), "--concurrency", "1", "--disable-hot-restart", "-l", "error"]
+        running = self._stage.start(process, argv, core=self._proxy_core, port=port)
+        return Peer("envoy", port, self._upstream_port, "/bench", running, setup)
+
+    def receiver(self, port: int | None = None) -> Receiver:
+        """A new one, or one that takes the place of another that was killed."""
+        if port is None:
+            (port,) = free_ports(1)
+        name = f"receiver-{port}"
+        conf = self._fill("receiver.conf", name, port=port)
+        return Receiver(self._start_nginx(name, conf, port), port)
+
+    def kill(self, receiver: Receiver) -> None:
+        self._stage.kill(receiver.running)
+
+    def _start_nginx(self, name: str, conf: Path, port: int) -> Running:
+        argv = [self._nginx, "-e", "stderr", "-p", str(self._stage.folder), "-c", str(conf)]
+        return self._stage.start(name, argv, core=self._load_core, port=port)
+
+    def _fill(self, template: str, process: str, **values: object) -> Path:
+        path = self._stage.folder / f"{process}{Path(template).suffix}"
+        path.write_text(render(template, folder=self._stage.folder, **values))
+        return path
+
+
+def render(template: str, **values: object) -> str:
+    """A template with its values; KeyError names one that is not given."""
+    return Template((TEMPLATES / template).read_text()).substitute(values)
+
+
+def export_environment(endpoint: str, share: float) -> dict[str, str]:
+    """Everything on: OTLP over HTTP, this share of the traces sampled at their head."""
+    return {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": f"{share:g}",
+    }
 
 
 def envoy_binary() -> Path | None:
@@ -91,48 +194,14 @@ def megabyte() -> bytes:
     return b"".join(hashlib.sha256(number.to_bytes(4, "big")).digest() for number in range(MEGABYTE // 32))
 
 
-def start_everyone(
-    stage: Stage, *, proxy_core: int, load_core: int, nginx: str, envoy: Path, sidecar_command: str | None
-) -> Cast:
-    """Start the upstream on the load's core, then both proxies on theirs."""
-    upstream_port, sidecar_port, admin_port, envoy_port = free_ports(4)
-    _write_files(stage.folder / "files")
-    nginx_conf = _fill(stage, "nginx.conf", port=upstream_port, json=JSON_BODY)
-    upstream = stage.start(
-        "nginx",
-        [nginx, "-e", "stderr", "-p", str(stage.folder), "-c", str(nginx_conf)],
-        core=load_core,
-        port=upstream_port,
-    )
-    sidecar_yaml = _fill(stage, "sidecar.yaml", port=sidecar_port, admin_port=admin_port, upstream_port=upstream_port)
-    sidecar = stage.start(
-        "sidecar", _sidecar_argv(sidecar_command, sidecar_yaml), core=proxy_core, port=sidecar_port, cwd=ROOT
-    )
-    envoy_yaml = _fill(stage, "envoy.yaml", port=envoy_port, upstream_port=upstream_port)
-    envoy_running = stage.start(
-        "envoy",
-        [str(envoy), "-c", str(envoy_yaml), "--concurrency", "1", "--disable-hot-restart", "-l", "error"],
-        core=proxy_core,
-        port=envoy_port,
-    )
-    return Cast(
-        direct=Peer("direct", upstream_port, upstream_port, "", upstream),
-        sidecar=Peer("sidecar", sidecar_port, upstream_port, "/bench", sidecar),
-        envoy=Peer("envoy", envoy_port, upstream_port, "/bench", envoy_running),
-    )
-
-
-def _sidecar_argv(command: str | None, config: Path) -> list[str]:
+def sidecar_argv(command: str | None, config: Path) -> list[str]:
     if command is None:
         return [sys.executable, "-m", "sidecar", "run", "-c", str(config)]
     return [word.replace("{config}", str(config)) for word in shlex.split(command)]
 
 
-def _fill(stage: Stage, template: str, **values: object) -> Path:
-    text = Template((TEMPLATES / template).read_text()).substitute(values, folder=stage.folder)
-    path = stage.folder / template
-    path.write_text(text)
-    return path
+def _file_name(name: str, setup: str) -> str:
+    return "-".join([name, *re.findall(r"\w+", setup)])
 
 
 def _write_files(folder: Path) -> None:

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,9 @@ from types import TracebackType
 LOOPBACK = "127.0.0.1"
 START_LIMIT_SECONDS = 15.0
 STOP_LIMIT_SECONDS = 3.0
+QUIET_SHARE_OF_A_CORE = 0.1
+QUIET_SAMPLE_SECONDS = 0.05
+QUIET_LIMIT_SECONDS = 5.0
 OPEN_FILES_WANTED = 8192  # a thousand idle connections, both ends of them, with room to spare
 
 
@@ -49,15 +52,32 @@ class Running:
         """Resident memory of the process and its descendants; 0 once it is gone."""
         return sum(_resident_bytes(pid) for pid in _family(self.process.pid))
 
+    def cpu_seconds(self) -> float:
+        """Time on a core, of the process and its descendants, since they began."""
+        return sum(_cpu_seconds(pid) for pid in _family(self.process.pid))
+
+    def wait_until_quiet(self) -> None:
+        """What a round leaves behind (spans not yet exported) must not be done in the next one's time."""
+        deadline = time.monotonic() + QUIET_LIMIT_SECONDS
+        before = self.cpu_seconds()
+        while time.monotonic() < deadline:
+            time.sleep(QUIET_SAMPLE_SECONDS)
+            now = self.cpu_seconds()
+            if now - before < QUIET_SHARE_OF_A_CORE * QUIET_SAMPLE_SECONDS:
+                return
+            before = now
+
     def seconds_waiting_for_a_core(self) -> float:
-        """Time its threads were ready but something else held the core; 0 where Linux does not tell."""
-        total = 0
+        """Time its busiest thread was ready but something else held the core; 0 where Linux does not tell."""
+        busiest, waited = -1, 0
         for schedstat in Path(f"/proc/{self.process.pid}/task").glob("*/schedstat"):
             try:
-                total += int(schedstat.read_text().split()[1])
-            except (OSError, IndexError, ValueError):
+                ran, waiting = map(int, schedstat.read_text().split()[:2])
+            except (OSError, ValueError):
                 continue  # the thread ended between listing and reading
-        return total / 1e9
+            if ran > busiest:
+                busiest, waited = ran, waiting
+        return waited / 1e9
 
 
 class Stage:
@@ -65,7 +85,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sidecar-bench-"))
-        self._running: list[Running] = []
+        self.running: list[Running] = []
 
     def __enter__(self) -> Stage:
         return self
@@ -75,14 +95,23 @@ class Stage:
     ) -> None:
         self.close()
 
-    def start(self, name: str, argv: Sequence[str], *, core: int, port: int, cwd: Path | None = None) -> Running:
+    def start(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        core: int,
+        port: int,
+        cwd: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Running:
         """Start one process on one core and wait until it accepts connections on `port`."""
         log = self.folder / f"{name}.log"
         with log.open("wb") as sink:
             process = subprocess.Popen(
                 list(argv),
                 cwd=cwd or self.folder,
-                env=_environment(),
+                env={**clean_environment(), **(environ or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -90,7 +119,7 @@ class Stage:
                 preexec_fn=lambda: os.sched_setaffinity(0, {core}),
             )
         running = Running(name, process, log)
-        self._running.append(running)
+        self.running.append(running)
         deadline = time.monotonic() + START_LIMIT_SECONDS
         while not _accepts(port):
             if not running.alive:
@@ -101,19 +130,25 @@ class Stage:
             time.sleep(0.02)
         return running
 
+    def kill(self, running: Running) -> None:
+        """End one at once, as a crash would."""
+        _signal_group(running, signal.SIGKILL)
+        running.process.wait()
+        self.running.remove(running)
+
     def close(self) -> None:
         """End everything, politely first; safe to call twice."""
-        for running in self._running:
+        for running in self.running:
             _signal_group(running, signal.SIGTERM)
         deadline = time.monotonic() + STOP_LIMIT_SECONDS
-        for running in self._running:
+        for running in self.running:
             try:
                 running.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 pass
             _signal_group(running, signal.SIGKILL)
             running.process.wait()
-        self._running.clear()
+        self.running.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -151,12 +186,12 @@ def stolen_seconds(core: int) -> float:
     return 0.0
 
 
-def _environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """The caller's environment without what would change a peer: its settings and any proxy to go through."""
     return {
         key: value
         for key, value in os.environ.items()
-        if not key.startswith("SIDECAR_") and not key.lower().endswith("_proxy")
+        if not key.startswith(("SIDECAR_", "OTEL_")) and not key.lower().endswith("_proxy")
     }
 
 
@@ -184,6 +219,15 @@ def _family(pid: int) -> list[int]:
             except OSError:
                 continue
     return found
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0.0
+    user, system = stat.rpartition(")")[2].split()[11:13]  # behind the name, which may hold anything
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _resident_bytes(pid: int) -> int:

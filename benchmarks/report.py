@@ -1,7 +1,7 @@
 """What a run says: rows with a verdict, a table for people, a file for machines.
 
-A row compares Sidecar with Envoy or with a fixed limit. The file names figures, versions and the number of
-cores; it never names the machine or a path.
+A row compares Sidecar with Envoy, set up as `envoy_with` says, or with a fixed limit. The file names figures, versions
+and the number of cores; it never names the machine or a path.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Row:
     direct: float | None
     must: Must | None
     samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    envoy_with: str = ""
 
     @property
     def ratio(self) -> float | None:
@@ -63,15 +64,35 @@ class Row:
         return "OK" if self.must.met_by(value) else "MISSED"
 
 
-def median_row(scenario: str, unit: str, must: Must | None, by_peer: Mapping[str, Sequence[Sample]]) -> Row:
+def median_row(
+    scenario: str, unit: str, must: Must | None, by_peer: Mapping[str, Sequence[Sample]], envoy_with: str = ""
+) -> Row:
     """A row of medians over the rounds of each peer that took part."""
-    samples = {peer: [sample.value for sample in taken] for peer, taken in by_peer.items() if taken}
+    values = {peer: [sample.value for sample in taken] for peer, taken in by_peer.items()}
+    return _of_medians(scenario, unit, must, values, envoy_with)
+
+
+def cpu_row(scenario: str, by_peer: Mapping[str, Sequence[Sample]], envoy_with: str = "") -> Row:
+    """What a request cost each proxy's core in the same rounds: other work on the machine hardly touches it."""
+    values = {
+        peer: [sample.cpu_microseconds for sample in taken if sample.cpu_microseconds is not None]
+        for peer, taken in by_peer.items()
+        if peer != "direct"
+    }
+    return _of_medians(f"{scenario}: CPU", "µs/request", None, values, envoy_with)
+
+
+def _of_medians(
+    scenario: str, unit: str, must: Must | None, by_peer: Mapping[str, Sequence[float]], envoy_with: str
+) -> Row:
+    samples = {peer: values for peer, values in by_peer.items() if values}
     medians = {peer: statistics.median(values) for peer, values in samples.items()}
-    return Row(scenario, unit, medians.get("sidecar"), medians.get("envoy"), medians.get("direct"), must, samples)
+    figures = (medians.get("sidecar"), medians.get("envoy"), medians.get("direct"))
+    return Row(scenario, unit, *figures, must, samples, envoy_with)
 
 
 def table(rows: Sequence[Row]) -> str:
-    heading = ("scenario", "sidecar", "envoy", "direct", "ratio", "must", "verdict")
+    heading = ("scenario", "sidecar", "envoy", "direct", "ratio", "must", "verdict", "envoy with")
     cells = [heading] + [
         (
             f"{row.scenario}, {row.unit}",
@@ -81,18 +102,19 @@ def table(rows: Sequence[Row]) -> str:
             "–" if row.ratio is None else f"{row.ratio:.2f}",
             str(row.must or "–"),
             row.verdict or "–",
+            row.envoy_with or "–",
         )
         for row in rows
     ]
     widths = [max(len(line[column]) for line in cells) for column in range(len(heading))]
     lines = [
         "  ".join(
-            cell.ljust(width) if column in (0, 6) else cell.rjust(width)
+            cell.ljust(width) if column in (0, 6, 7) else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in cells
     ]
-    return "\n".join([lines[0], "─" * len(lines[0]), *lines[1:]])
+    return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
 
 
 def noise_line(shares: Sequence[float]) -> str:
@@ -142,6 +164,7 @@ def _as_data(row: Row) -> dict[str, object]:
         "ratio": _rounded(row.ratio),
         "must": str(row.must) if row.must else None,
         "verdict": row.verdict or None,
+        "envoy_with": row.envoy_with or None,
         "rounds": {peer: [_rounded(value) for value in values] for peer, values in row.samples.items()},
     }
 

@@ -24,10 +24,11 @@ from pathlib import Path
 if not __package__:  # started as a file: make the packages beside `benchmarks` importable
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks.peers import HERE, envoy_binary, start_everyone
+from benchmarks.bench import FULL, QUICK, Bench, say
+from benchmarks.peers import HERE, Casting, envoy_binary
 from benchmarks.processes import Stage, StartFailed, choose_cores, raise_open_file_limit
 from benchmarks.report import Row, noise_line, table, write_results
-from benchmarks.scenarios import FULL, QUICK, SCENARIOS, Bench, closing_rows, say
+from benchmarks.scenarios import SCENARIOS, closing_rows
 
 RESULTS = HERE / "results.json"
 TOOLS = {"wrk": "wrk", "h2load": "nghttp2-client", "nginx": "nginx"}
@@ -69,7 +70,7 @@ def _measure(stage: Stage, options: argparse.Namespace, proxy_core: int, load_co
     began = time.monotonic()
     envoy = envoy_binary()
     assert envoy is not None  # _missing() has looked
-    cast = start_everyone(
+    casting = Casting(
         stage,
         proxy_core=proxy_core,
         load_core=load_core,
@@ -77,16 +78,16 @@ def _measure(stage: Stage, options: argparse.Namespace, proxy_core: int, load_co
         envoy=envoy,
         sidecar_command=options.sidecar_command,
     )
-    bench = Bench(cast, QUICK if options.quick else FULL, stage.folder, proxy_core)
+    bench = Bench(casting.first(), casting, QUICK if options.quick else FULL, stage.folder, proxy_core)
     rows: list[Row] = []
     for name, scenario in SCENARIOS.items():
         if options.only and name not in options.only:
             continue
         say(name)
         rows += scenario(bench)
-        for peer in cast.everyone:
-            if not peer.running.alive:
-                raise StartFailed(f"{peer.name} ended during “{name}”:\n{peer.running.last_words()}")
+        for running in stage.running:
+            if not running.alive:
+                raise StartFailed(f"{running.name} ended during “{name}”:\n{running.last_words()}")
     rows += closing_rows(bench)
     print(f"\n{table(rows)}\n\n{noise_line(bench.noise)}")
     for complaint in bench.complaints[:SHOWN_COMPLAINTS]:

@@ -1,0 +1,203 @@
+"""What policies and telemetry cost: scenarios in which both proxies do more than pass bytes on.
+
+Sidecar is compared with an Envoy set up for the same job. That a proxy really exported is looked up at its receiver,
+or the comparison would be with a proxy that does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks.bench import QUICK, Bench, reverse_json, say
+from benchmarks.load import Sample, fetch
+from benchmarks.paced import even_rate, p99_around
+from benchmarks.peers import ROOT, Aim, Pair, Peer, Receiver, export_environment
+from benchmarks.processes import LOOPBACK, clean_environment
+from benchmarks.report import Must, Row, cpu_row, median_row
+
+OUTLIER = "retries, outliers"
+COLLECTOR_SHARE_OF_PEAK = 0.25  # leaves room for the spans of every single request
+EXPORT_SECONDS = 1.0  # how often and how patiently Sidecar exports while its collector is killed
+RECOVERY_LIMIT_SECONDS = 15.0
+LAYERS_LIMIT_SECONDS = 300.0
+
+
+def resilience(bench: Bench) -> list[Row]:
+    """Policies, breaker, budget and record against retries and outlier detection."""
+    pair = Pair(bench.cast.sidecar, bench.casting.envoy("envoy-outlier.yaml", "outlier detection"))
+    what = "150-byte JSON, resilience"
+    taken = bench.small_answers(what, pair.proxies, reverse_json)
+    must = Must("ratio", "at least", 1.2)
+    return [median_row(what, "requests/s", must, taken, OUTLIER), cpu_row(what, taken, OUTLIER)]
+
+
+def telemetry(bench: Bench) -> list[Row]:
+    """Everything on, a few of the requests traced, then all of them."""
+    rows = []
+    for percent, bound in ((1, 1.1), (100, 0.5)):
+        what = f"150-byte JSON, {percent} % traced"
+        pair, receivers = _traced_pair(bench, percent)
+        taken = bench.small_answers(what, pair.proxies, reverse_json)
+        for peer, receiver in zip(pair.proxies, receivers, strict=True):
+            if not exports_received(receiver):
+                bench.complaints.append(f"{what}, {peer.label}: nothing was exported, so this was not measured")
+        envoy_with = f"{OUTLIER}, log, {percent} % traced"
+        must = Must("ratio", "at least", bound)
+        rows += [median_row(what, "requests/s", must, taken, envoy_with), cpu_row(what, taken, envoy_with)]
+        rows.append(Row(f"spans delivered, {percent} % traced", "%", _delivered(pair.sidecar), None, None, None))
+    return rows
+
+
+def collector(bench: Bench) -> list[Row]:
+    """The collector dies in the middle of a load: requests must not notice, and what is lost must be counted."""
+    peak = bench.peak_rate()
+    if peak < 1000:
+        bench.complaints.append("collector: Sidecar has no usable peak rate, so there is no rate to measure at")
+        return []
+    rate = even_rate(peak * COLLECTOR_SHARE_OF_PEAK)
+    return [row for percent in (1, 100) for row in _collector_killed(bench, percent, rate)]
+
+
+def _collector_killed(bench: Bench, percent: int, rate: float) -> list[Row]:
+    rounds, seconds = bench.profile.collector
+    receiver = bench.casting.receiver()
+    milliseconds = f"{EXPORT_SECONDS * 1000:.0f}"
+    environ = export_environment(receiver.endpoint, percent / 100) | {
+        "OTEL_BSP_SCHEDULE_DELAY": milliseconds,
+        "OTEL_EXPORTER_OTLP_TIMEOUT": milliseconds,
+    }
+    peer = bench.casting.sidecar(f"collector killed, {percent} % traced", environ)
+    before: list[Sample] = []
+    after: list[Sample] = []
+    lost: list[Sample] = []
+    for _ in range(rounds):
+        if not receiver.running.alive:
+            receiver = bench.casting.receiver(receiver.port)
+        _wait_for_export(bench, peer)
+        spans_before = _spans_lost(peer)
+        kill = partial(bench.casting.kill, receiver)
+        log = bench.folder / "h2load.log"
+        sides = p99_around(reverse_json(peer), kill, rate=rate, seconds=seconds, log=log)
+        for what, sample, samples in (("before", sides.before, before), ("after", sides.after, after)):
+            bench.count("collector killed", peer, sample)
+            bench.tell(f"p99 {what} the kill, {percent} %", peer, sample)
+            samples.append(sample)
+        _wait_for(partial(_more_lost, peer, spans_before))
+        lost.append(Sample(float(_spans_lost(peer) - spans_before), 0))
+    failed = sum(sample.failed for sample in (*before, *after))
+    changes = [Sample(a.value / b.value, 0) for a, b in zip(after, before, strict=True) if b.value]
+    # One short run cannot judge a percentile.
+    unchanged = None if bench.profile is QUICK else Must("sidecar", "at most", 1.5)
+    named = f"{percent} % traced"
+    return [
+        median_row(f"p99 at {rate:,.0f} requests/s, {named}", "ms", None, {"sidecar": before}),
+        median_row(f"p99, collector killed, {named}", "ms", None, {"sidecar": after}),
+        median_row(f"p99 after ÷ p99 before, {named}", "×", unchanged, {"sidecar": changes}),
+        median_row(f"spans lost and counted, {named}", "spans", Must("sidecar", "at least", 1), {"sidecar": lost}),
+        Row(f"failed, collector killed, {named}", "requests", float(failed), None, None, Must("sidecar", "at most", 0)),
+    ]
+
+
+def layers(bench: Bench) -> list[Row]:
+    """What each layer costs a healthy request, in a process of its own on the proxies' core (`layers.py`)."""
+    receiver = bench.casting.receiver()
+    rounds, requests = bench.profile.layers
+    argv = [sys.executable, "-m", "benchmarks.layers", "--json", "--export-to", receiver.endpoint]
+    argv += ["--rounds", str(rounds), "--requests", str(requests)]
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=ROOT,
+            env=clean_environment(),
+            capture_output=True,
+            timeout=LAYERS_LIMIT_SECONDS,
+            check=False,
+            preexec_fn=lambda: os.sched_setaffinity(0, {bench.proxy_core}),
+        )
+        said = done.stderr.decode(errors="replace").strip()
+        costs = json.loads(done.stdout) if done.returncode == 0 else None
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        said, costs = repr(error), None
+    if costs is None:
+        bench.complaints.append(f"layers: {said[-300:]}")
+        return []
+    for name, cost in costs.items():
+        say(f"  {name:<40} {cost:>8.2f}")
+    return [Row(f"layer: {name}", "µs", cost, None, None, None) for name, cost in costs.items()]
+
+
+# ---- who takes part ----------------------------------------------------------------------------------------------
+
+
+def _traced_pair(bench: Bench, percent: int) -> tuple[Pair, tuple[Receiver, Receiver]]:
+    casting, setup = bench.casting, f"{percent} % traced"
+    receivers = (casting.receiver(), casting.receiver())
+    sidecar = casting.sidecar(setup, export_environment(receivers[0].endpoint, percent / 100))
+    envoy = casting.envoy("envoy-telemetry.yaml", setup, percent=percent, receiver_port=receivers[1].port)
+    return Pair(sidecar, envoy), receivers
+
+
+def exports_received(receiver: Receiver) -> int:
+    """How many requests a receiver has had, without this one."""
+    _, body = fetch(Aim(receiver.port, "/received", LOOPBACK))
+    counts = re.search(rb"\n *\d+ +\d+ +(\d+)", body)
+    return int(counts[1]) - 1 if counts else 0
+
+
+# ---- what Sidecar says about its spans ---------------------------------------------------------------------------
+
+
+def spans_by_result(exposition: str) -> dict[str, int]:
+    """`sidecar_telemetry_spans_total` by what became of them."""
+    found = re.findall(r'^sidecar_telemetry_spans_total\{result="(\w+)"\} ([0-9.e+]+)', exposition, re.MULTILINE)
+    return {result: int(float(count)) for result, count in found}
+
+
+def _spans(peer: Peer) -> dict[str, int]:
+    return spans_by_result(fetch(Aim(peer.admin_port, "/metrics", LOOPBACK))[1].decode())
+
+
+def _spans_lost(peer: Peer) -> int:
+    spans = _spans(peer)
+    return spans.get("export_failed", 0) + spans.get("dropped_queue_full", 0)
+
+
+def _more_lost(peer: Peer, before: int) -> bool:
+    return _spans_lost(peer) > before
+
+
+def _delivered(peer: Peer) -> float | None:
+    """The share, in percent, of sampled spans that reached the receiver."""
+    spans = _spans(peer)
+    arrived = spans.get("exported", 0)
+    sampled = arrived + spans.get("export_failed", 0) + spans.get("dropped_queue_full", 0)
+    return 100 * arrived / sampled if sampled else None
+
+
+def _wait_for_export(bench: Bench, peer: Peer) -> None:
+    """Until spans arrive (again), so that there is something to interrupt."""
+    exported = _spans(peer).get("exported", 0)
+
+    def arrived() -> bool:
+        for _ in range(100):
+            fetch(reverse_json(peer))
+        return _spans(peer).get("exported", 0) > exported
+
+    if not _wait_for(arrived):
+        bench.complaints.append(f"{peer.label}: nothing was exported within {RECOVERY_LIMIT_SECONDS:.0f} s")
+
+
+def _wait_for(seen: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + RECOVERY_LIMIT_SECONDS
+    while time.monotonic() < deadline:
+        if seen():
+            return True
+        time.sleep(0.1)
+    return False
