@@ -12,11 +12,11 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet --quiet
 ARGS ?=
 export PYTHON # `make PYTHON=…` picks the interpreter; see .ci/python
 
-CODE := sidecar telemetry config tests benchmarks
+CODE := sidecar telemetry config tests benchmarks dashboards
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: run
 run: $(VENV)/.installed ## start the proxy (ARGS="-c file.yaml")
