@@ -160,7 +160,9 @@ class Exchange(Retrying):
         record = self.record
         attempt = Attempt(kind, self._choice.label, now)
         if self._permit.probe:
-            attempt.kind, attempt.breaker = "probe", "half_open"
+            attempt.breaker = "half_open"
+            if kind != "stale":  # which does not count against max_attempts, probe or not
+                attempt.kind = "probe"
         if record.attempts:
             attempt.delay, attempt.policy_id = self._next_delay, self._next_policy
         else:
@@ -176,6 +178,7 @@ class Exchange(Retrying):
         connection = await self._choice.pool.dial(min(self._ends_at - began, self._attempt_timeout))
         self._proxy.metrics.connection_wait(self.record.upstream, clock.monotonic() - began)
         if connection.closed:  # while it was being dialled; nobody would tell us again
+            self._choice.pool.discard(connection)
             raise AttemptFailed("CONNECTION_RESET", "the upstream closed the connection at once", CONNECTED)
         return connection
 
