@@ -46,7 +46,14 @@ def primary_code(error: sqlite3.Error) -> int:
 
 
 def is_damage(error: BaseException) -> bool:
+    if isinstance(error, UnicodeDecodeError):  # the library cannot even say what is wrong with the schema
+        return True
     return isinstance(error, sqlite3.Error) and primary_code(error) in _DAMAGE
+
+
+def lenient(text: bytes) -> str:
+    """Text that is not UTF-8 any more must reach the digest that finds it, not stop at the reading."""
+    return text.decode("utf-8", "replace")
 
 
 def connect_file(path: Path) -> sqlite3.Connection:
@@ -83,7 +90,7 @@ class Opener:
         self._prepare_files()
         try:
             return self._open_checked()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             if not is_damage(error):
                 raise
             self._set_aside(str(error))
@@ -137,6 +144,7 @@ class Opener:
         promised, self._first = wal.last_commit(log) if self._first else 0, False
         copy = self._copy_log(log) if promised else None
         connection = self._connect(self.path)
+        connection.text_factory = lenient
         try:
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             if mode != "wal":
@@ -183,7 +191,7 @@ class Opener:
         suspect = (self.directory / _SUSPECT).exists()
         if not suspect and self.path.stat().st_size > CHECKED_AT_ONCE:
             return False
-        problem = quick_check(connection)
+        problem = repaired(connection) if suspect else quick_check(connection)
         if problem is not None:
             raise damage(problem)
         if suspect:
@@ -210,6 +218,23 @@ def damage(problem: str) -> sqlite3.DatabaseError:
     error = sqlite3.DatabaseError(problem)
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
     return error
+
+
+def repaired(connection: sqlite3.Connection) -> str | None:
+    """The thorough check, indices included. Those can be made anew; what is wrong after that stays wrong."""
+    problem = integrity_check(connection)
+    if problem is not None:
+        try:
+            connection.execute("REINDEX")
+        except sqlite3.Error as error:
+            return f"{problem}; {error}"
+        problem = integrity_check(connection)
+    return problem
+
+
+def integrity_check(connection: sqlite3.Connection) -> str | None:
+    (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    return None if answer == "ok" else str(answer)
 
 
 def quick_check(connection: sqlite3.Connection) -> str | None:

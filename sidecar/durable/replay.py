@@ -240,6 +240,10 @@ class Replayer:
     async def recover(self) -> list[Entry]:
         """After a start: what an earlier run held is reconciled, its jobs are interrupted."""
         await self._shelf.interrupt()
+        return await self.reconcile()
+
+    async def reconcile(self) -> list[Entry]:
+        """Claims that ran out while this process lives; call it now and then."""
         return await self._claims.reconcile()
 
     async def breaker_closed(self, upstream: str) -> Job | None:

@@ -21,7 +21,17 @@ from typing import Any, TypeVar, cast
 
 from sidecar import clock
 from sidecar.durable.disk import Disk, volatile_file_system
-from sidecar.durable.opening import Connect, Opener, Report, connect_file, is_damage, primary_code, quick_check
+from sidecar.durable.opening import (
+    Connect,
+    Opener,
+    Report,
+    connect_file,
+    integrity_check,
+    is_damage,
+    lenient,
+    primary_code,
+    quick_check,
+)
 from sidecar.durable.trouble import NotKept, Trouble
 from sidecar.durable.writer import Health, OnOpen, Writer
 
@@ -139,8 +149,8 @@ class Store:
                 return work(connection)
             finally:
                 connection.set_progress_handler(None, 0)
-        except sqlite3.Error as error:
-            if primary_code(error) == sqlite3.SQLITE_INTERRUPT:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            if isinstance(error, sqlite3.Error) and primary_code(error) == sqlite3.SQLITE_INTERRUPT:
                 raise Trouble(f"the answer took longer than {_LONGEST_READ:.0f} s", "narrow the filter") from None
             if is_damage(error):
                 self._opener.suspect()
@@ -159,6 +169,7 @@ class Store:
         connection = sqlite3.connect(
             f"{self.path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
         )
+        connection.text_factory = lenient
         connection.execute("PRAGMA query_only = ON")
         connection.execute("PRAGMA cache_size = -8000")
         self._open_readers.append(connection)
@@ -173,25 +184,32 @@ class Store:
 
     async def _check_later(self) -> None:
         """A large file, after the start. Damage is told, and dealt with at the next opening."""
+        problem = await self.problem(quick_check)
+        if problem is not None:
+            self.damaged(problem)
 
-        def check() -> str | None:
+    def damaged(self, problem: str) -> None:
+        self._opener.suspect()
+        self.report(
+            "sidecar.store.damaged",
+            f"{self.path} is damaged ({problem}). Export what is needed (`sidecar dlq export`), then restart: "
+            "what cannot be repaired will be set aside and an empty one started",
+        )
+
+    async def problem(self, check: Callable[[sqlite3.Connection], str | None] = integrity_check) -> str | None:
+        """What is wrong with the structure of the file, however long the look takes; None if nothing is."""
+
+        def work() -> str | None:
             connection = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)
             connection.set_progress_handler(lambda: self._closed, 50_000)  # do not hold up the end
             try:
-                return quick_check(connection)
-            except sqlite3.Error as error:
+                return check(connection)
+            except (sqlite3.Error, UnicodeDecodeError) as error:
                 return str(error) if is_damage(error) else None
             finally:
                 connection.close()
 
-        problem = await self.in_thread(check)
-        if problem is not None:
-            self._opener.suspect()
-            self.report(
-                "sidecar.store.damaged",
-                f"{self.path} is damaged ({problem}). Export what is needed (`sidecar dlq export`), then restart: "
-                "the file will be set aside and an empty one started",
-            )
+        return await self.in_thread(work)
 
     async def close(self) -> None:
         if self._closed:

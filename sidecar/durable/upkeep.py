@@ -117,8 +117,14 @@ class Upkeep:
     # ---- checking ------------------------------------------------------------------------------------------------
 
     async def check(self) -> Checked:
-        """Read and verify everything: digests, seals, body files, copies in columns, counts."""
+        """Read and verify everything: the file, digests, seals, body files, copies in columns, counts."""
         found, after = Checked(), -1
+        if await self._letters.store.problem() is not None:
+            found.repaired += 1
+            await self._letters.store.write(_make_indices_anew)
+            problem = await self._letters.store.problem()
+            if problem is not None:
+                self._letters.store.damaged(problem)
         while True:
             seqs, damaged, disagreeing = await self._letters.store.read(partial(self._check_some, after=after))
             for dlq_id, why in damaged:
@@ -179,6 +185,13 @@ def _waiting(connection: sqlite3.Connection, upstream: str | None, after: int) -
 def _remove_some(connection: sqlite3.Connection, statement: str, bound: float) -> tuple[int, list[str]]:
     some = connection.execute(statement, (bound, _PER_STEP)).fetchall()
     return len(some), [name for (seq,) in some for name in rows.delete(connection, seq)]
+
+
+def _make_indices_anew(connection: sqlite3.Connection) -> None:
+    try:
+        connection.execute("REINDEX")
+    except sqlite3.IntegrityError:
+        pass  # more than an index is wrong: the next look at the file says so
 
 
 def _repair_counts(connection: sqlite3.Connection) -> int:
