@@ -46,7 +46,7 @@ FULL = Profile(
     latency=(7, 2),
     bulk=(5, 2),
     stream_rounds=5,
-    collector=(2, 4),
+    collector=(2, 3),
     layers=(15, 10_000),
 )
 QUICK = Profile(

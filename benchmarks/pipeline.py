@@ -6,18 +6,19 @@ or the comparison would be with a proxy that does not.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from benchmarks.bench import QUICK, Bench, reverse_json, say
 from benchmarks.load import Sample, fetch
-from benchmarks.paced import even_rate, p99_around
+from benchmarks.paced import BeforeAndAfter, even_rate, p99_around
 from benchmarks.peers import ROOT, Aim, Pair, Peer, Receiver, export_environment
 from benchmarks.processes import LOOPBACK, clean_environment
 from benchmarks.report import Must, Row, cpu_row, median_row
@@ -74,35 +75,44 @@ def _collector_killed(bench: Bench, percent: int, rate: float) -> list[Row]:
         "OTEL_EXPORTER_OTLP_TIMEOUT": milliseconds,
     }
     peer = bench.casting.sidecar(f"collector killed, {percent} % traced", environ)
-    before: list[Sample] = []
-    after: list[Sample] = []
+    log = bench.folder / "h2load.log"
+    calm: list[BeforeAndAfter] = []
+    killed: list[BeforeAndAfter] = []
     lost: list[Sample] = []
     for _ in range(rounds):
         if not receiver.running.alive:
             receiver = bench.casting.receiver(receiver.port)
         _wait_for_export(bench, peer)
-        spans_before = _spans_lost(peer)
-        kill = partial(bench.casting.kill, receiver)
-        log = bench.folder / "h2load.log"
-        sides = p99_around(reverse_json(peer), kill, rate=rate, seconds=seconds, log=log)
-        for what, sample, samples in (("before", sides.before, before), ("after", sides.after, after)):
-            bench.count("collector killed", peer, sample)
-            bench.tell(f"p99 {what} the kill, {percent} %", peer, sample)
-            samples.append(sample)
-        _wait_for(partial(_more_lost, peer, spans_before))
-        lost.append(Sample(float(_spans_lost(peer) - spans_before), 0))
-    failed = sum(sample.failed for sample in (*before, *after))
-    changes = [Sample(a.value / b.value, 0) for a, b in zip(after, before, strict=True) if b.value]
+        lost_before = _spans_lost(peer)
+        # Nothing happens in the first run: how far its halves differ is how far they differ by themselves.
+        for happening, runs in ((_nothing, calm), (partial(bench.casting.kill, receiver), killed)):
+            sides = p99_around(reverse_json(peer), happening, rate=rate, seconds=seconds, log=log)
+            for what, sample in (("first half", sides.before), ("second half", sides.after)):
+                bench.count("collector", peer, sample)
+                fate = "killed" if runs is killed else "up"
+                bench.tell(f"p99, {percent} %, {fate}, {what}", peer, sample)
+            runs.append(sides)
+        _wait_for(partial(_more_lost, peer, lost_before))
+        lost.append(Sample(float(_spans_lost(peer) - lost_before), 0))
+    failed = sum(side.failed for run in (*calm, *killed) for side in (run.before, run.after))
     # One short run cannot judge a percentile.
     unchanged = None if bench.profile is QUICK else Must("sidecar", "at most", 1.5)
     named = f"{percent} % traced"
     return [
-        median_row(f"p99 at {rate:,.0f} requests/s, {named}", "ms", None, {"sidecar": before}),
-        median_row(f"p99, collector killed, {named}", "ms", None, {"sidecar": after}),
-        median_row(f"p99 after ÷ p99 before, {named}", "×", unchanged, {"sidecar": changes}),
+        median_row(f"p99 at {rate:,.0f} requests/s, {named}", "ms", None, {"sidecar": [run.before for run in killed]}),
+        median_row(f"p99, collector killed, {named}", "ms", None, {"sidecar": [run.after for run in killed]}),
+        median_row(f"p99 after ÷ p99 before, {named}", "×", unchanged, {"sidecar": _changes(killed)}),
+        median_row("… when nothing is killed", "×", None, {"sidecar": _changes(calm)}),
         median_row(f"spans lost and counted, {named}", "spans", Must("sidecar", "at least", 1), {"sidecar": lost}),
         Row(f"failed, collector killed, {named}", "requests", float(failed), None, None, Must("sidecar", "at most", 0)),
     ]
+
+
+def _nothing() -> None: ...
+
+
+def _changes(runs: Sequence[BeforeAndAfter]) -> list[Sample]:
+    return [Sample(run.after.value / run.before.value, 0) for run in runs if run.before.value]
 
 
 def layers(bench: Bench) -> list[Row]:
@@ -146,8 +156,7 @@ def _traced_pair(bench: Bench, percent: int) -> tuple[Pair, tuple[Receiver, Rece
 
 def exports_received(receiver: Receiver) -> int:
     """How many requests a receiver has had, without this one."""
-    _, body = fetch(Aim(receiver.port, "/received", LOOPBACK))
-    counts = re.search(rb"\n *\d+ +\d+ +(\d+)", body)
+    counts = re.search(r"\n *\d+ +\d+ +(\d+)", _text(Aim(receiver.port, "/received", LOOPBACK)))
     return int(counts[1]) - 1 if counts else 0
 
 
@@ -161,7 +170,7 @@ def spans_by_result(exposition: str) -> dict[str, int]:
 
 
 def _spans(peer: Peer) -> dict[str, int]:
-    return spans_by_result(fetch(Aim(peer.admin_port, "/metrics", LOOPBACK))[1].decode())
+    return spans_by_result(_text(Aim(peer.admin_port, "/metrics", LOOPBACK)))
 
 
 def _spans_lost(peer: Peer) -> int:
@@ -187,11 +196,19 @@ def _wait_for_export(bench: Bench, peer: Peer) -> None:
 
     def arrived() -> bool:
         for _ in range(100):
-            fetch(reverse_json(peer))
+            _text(reverse_json(peer))
         return _spans(peer).get("exported", 0) > exported
 
     if not _wait_for(arrived):
         bench.complaints.append(f"{peer.label}: nothing was exported within {RECOVERY_LIMIT_SECONDS:.0f} s")
+
+
+def _text(aim: Aim) -> str:
+    """What is answered; nothing when nobody answers, which the figures then show."""
+    try:
+        return fetch(aim)[1].decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return ""
 
 
 def _wait_for(seen: Callable[[], bool]) -> bool:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.layers import LAYERS, Line, NotOnThePath, Switch, _costs, nothing, switch_off
+from benchmarks.layers import LAYERS, Switch, _costs, nothing, switch_off
+from benchmarks.line import Line, NotOnThePath
 from benchmarks.peers import ROOT
 from benchmarks.processes import clean_environment
 
