@@ -157,7 +157,9 @@ class Prepared(PassedOn):
                 reason="max_in_flight",
                 retry_after=1,
             )
+        self._place = place  # from here on: whoever leaves the queue early gives it up as well
         if not place.granted:
+            began = clock.monotonic()
             await self.become_task()
             try:
                 await upstream.turns.for_place(place, self._ends_at)
@@ -165,8 +167,7 @@ class Prepared(PassedOn):
                 raise self._out_of_time(
                     "DEADLINE_EXCEEDED", "no place under max_in_flight became free in time"
                 ) from None
-            self.record.waited += clock.monotonic() - self._started
-        self._place = place
+            self.record.waited += clock.monotonic() - began
 
     async def _wait_at_gate(self) -> None:
         """Some credential of this upstream was asked to wait; perhaps it is ours."""
