@@ -97,6 +97,11 @@ class Exchange(Retrying):
         except asyncio.CancelledError:
             record.outcome = "cancelled"
             record.code = "CLIENT_DISCONNECTED"
+            attempt = record.attempts[-1] if record.attempts else None
+            if attempt is not None and attempt.code is None and not attempt.status:  # under way: no success
+                attempt.code, attempt.ended = record.code, clock.monotonic()
+                if self._connection is not None:
+                    attempt.phase = self._connection.phase
             raise
         except Exception as error:
             self._answer_internal(error)
