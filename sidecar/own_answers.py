@@ -6,11 +6,11 @@ shape. An answer that has begun is never followed by another one.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from sidecar import clock, relay
 from sidecar.drive import Driven
+from telemetry.traces import parse
 
 if TYPE_CHECKING:
     from sidecar.failures import AnsweredHere, GaveUp, Malformed, Refused, UploadBroken
@@ -157,7 +157,7 @@ class OwnAnswers(Driven):
             request_id=self._session_id(),
             wall=self._proxy.wall(clock.monotonic()),
             details={**shown, "dlq_id": None, **details},
-            trace_id=_trace_id(self._request.traceparent),
+            trace_id=self._trace_id(),
             status=status,
             retry_after=retry_after,
             lines=lines,
@@ -169,13 +169,10 @@ class OwnAnswers(Driven):
     def _session_id(self) -> str:
         return self.record.session_id.decode()
 
-
-def _trace_id(traceparent: bytes | None) -> str | None:
-    """The trace id of a well-formed W3C traceparent."""
-    if traceparent is None or len(traceparent) < 55:
-        return None
-    with contextlib.suppress(ValueError):
-        text = traceparent[3:35].decode("ascii")
-        if int(text, 16):
-            return text
-    return None
+    def _trace_id(self) -> str | None:
+        """Of the session's own trace; without one, the caller's, as far as it is well formed."""
+        trace, header = self.record.trace, self._request.traceparent
+        if trace is not None:
+            return f"{trace.trace_id:032x}"
+        parent = None if header is None else parse(header)
+        return None if parent is None else f"{parent[0]:032x}"
