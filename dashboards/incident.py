@@ -149,10 +149,12 @@ class App:
 
     def _call(self, connection: http.client.HTTPConnection, number: int) -> str:
         method, headers, body = "GET", {}, None
-        if number % 10 >= 7:
+        # Another order in each ten, or the calls that fail would be the same kind of call again and again.
+        kind = (3 * number + number // 10) % 10
+        if kind >= 7:
             method, body = "POST", b'{"number": %d}' % number
             headers = {"content-type": "application/json"}
-            if number % 10 != 9:
+            if kind != 9:
                 headers["idempotency-key"] = f"call-{number}-{id(self)}"
         try:
             connection.request(method, f"{self._path}{number % 10}", body, headers)

@@ -1,0 +1,175 @@
+"""The whole way: a sidecar in an incident, scraped every second by a real Prometheus that has the shipped rules.
+
+healthy → three calls in ten fail → down → recovering. Panels show what the script implies, alerts fire and resolve.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from dashboards.promql import filled
+from dashboards.rehearsal import RATE, RATE_INTERVAL, Played, rehearsal
+from tests.doubles.prometheus import Series, tool, until
+from tests.test_dashboards_names import panel_expressions, selectors
+
+pytestmark = pytest.mark.timeout(120)
+SCRIPT = {"healthy": 7.0, "errors": 13.0, "down": 10.0, "recovering": 15.0}
+ASKED = {where: expr for where, expr in panel_expressions().items() if "variable" not in where}
+
+# Nothing of this kind happens in the script, so these may be empty.
+NOT_PLAYED = {
+    "Configuration reloaded": "nothing is reloaded",
+    "Replay success rate": "nothing is replayed",
+    "Oldest entry": "shown only while dead letters wait",
+    "Predicted time to full": "shown only while dead letters grow",
+    "Upstreams: waiting and oldest": "shown only while dead letters wait",
+    "In vs out": "a counter that is born with its first dead letter",
+    "Outbox deliveries": "nothing is sent through the outbox",
+    "TLS: unverified upstreams, client errors, demotions": "the app speaks plain HTTP",
+}
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    tool("prometheus")
+    with rehearsal(tmp_path_factory.mktemp("rehearsal")) as running:
+        for phase, seconds in SCRIPT.items():
+            if phase != "down":
+                running.mishaps()
+            running.play(phase, seconds)
+        running.app.stop()
+        yield running
+
+
+def over(played: Played, expr: str, phase: str | None = None, last: float = 3) -> list[Series]:
+    """A panel's series over the incident, or over the last seconds of a phase, when its windows hold nothing else."""
+    began, ended = (played.began, played.ended) if phase is None else played.phases[phase]
+    if phase is not None:
+        began = max(began, ended - last)
+    return played.prometheus.over(filled(expr, rate_interval=RATE_INTERVAL, span="60s"), began, ended, 1)
+
+
+def panel(title: str, ref: str = "A") -> str:
+    [found] = {expr for where, expr in ASKED.items() if where.endswith(f": {title} {ref}")}
+    return found
+
+
+def mean(series: list[Series]) -> float:
+    [only] = series
+    return sum(only.values) / len(only.values)
+
+
+def test_the_counters_are_what_the_app_saw(played: Played) -> None:
+    """Whatever happened, each call is in exactly one outcome, and Prometheus has the very numbers."""
+
+    def counted() -> dict[str, int]:
+        asked = 'sum by (outcome) (sidecar_sessions_total{upstream="payments"}) > 0'
+        return {each.labels["outcome"]: int(each.values[0]) for each in played.prometheus.now(asked)}
+
+    seen = {outcome: count for outcome, count in played.app.seen.items() if count}
+    until(lambda: seen == {word: count for word, count in counted().items() if word != "tunnelled"}, 5, f"{seen}")
+
+
+def test_while_all_is_well_both_lines_are_at_the_top(played: Played) -> None:
+    assert 1 == mean(over(played, panel("Raw vs app-visible success rate", "A"), "healthy"))
+    assert 1 == mean(over(played, panel("Raw vs app-visible success rate", "B"), "healthy"))
+    assert 1 == mean(over(played, panel("Load amplification"), "healthy"))
+    assert RATE == pytest.approx(mean(over(played, panel("Requests/s"), "healthy")), rel=0.2)
+
+
+def test_three_failures_in_ten_show_and_most_of_them_are_saved(played: Played) -> None:
+    # Eight seconds: at first the whole budget of the healthy time is there to be spent, later only what comes in.
+    raw = mean(over(played, panel("Raw vs app-visible success rate", "A"), "errors", last=8))
+    seen = mean(over(played, panel("Raw vs app-visible success rate", "B"), "errors", last=8))
+    assert 0.7 == pytest.approx(raw, abs=0.08)
+    assert seen > raw + 0.05, "retries save something"
+    assert 1.1 < mean(over(played, panel("Load amplification"), "errors", last=8)) < 1.5
+    [failed] = over(played, panel("Failed attempts by error code"), "errors")
+    assert "TEMPORARY_UNAVAILABLE" == failed.labels["result"]
+    reasons = {
+        series.labels["reason"]
+        for series in over(played, panel("Retries not made, by reason"), "errors")
+        if max(series.values)
+    }
+    assert {"not_resendable", "budget"} <= reasons
+
+
+def test_when_it_is_down_the_breaker_refuses_and_the_picture_says_so(played: Played) -> None:
+    assert mean(over(played, panel("App-visible success rate"), "down")) < 0.02
+    assert 1 == max(over(played, panel("Breakers open"), "down")[0].values)
+    [refused] = [each for each in over(played, panel("Fast-fails"), "down") if each.labels["upstream"] == "payments"]
+    assert sum(refused.values) / len(refused.values) > RATE * 0.5
+
+
+def test_the_breaker_goes_from_closed_over_open_and_half_open_back_to_closed(played: Played) -> None:
+    [line] = [
+        each for each in over(played, panel("Breaker state per endpoint")) if each.labels["upstream"] == "payments"
+    ]
+    assert {0, 2} <= set(line.values) <= {0, 1, 2}
+    assert (0, 0) == (line.values[0], line.values[-1])
+    down, _ = played.phases["down"]
+    assert {0} == {value for at, value in line.points if at < down}
+    passed = [each for each in over(played, panel("Half-open probes")) if each.labels["result"] == "success"]
+    assert max(max(each.values) for each in passed) > 0
+
+
+def test_after_the_incident_calls_succeed_again(played: Played) -> None:
+    assert mean(over(played, panel("App-visible success rate"), "recovering")) > 0.93
+    assert 0 == over(played, panel("Breakers open"), "recovering")[0].values[-1]
+
+
+@pytest.mark.parametrize(
+    ("alert", "phase"),
+    [("SidecarRetryStorm", "errors"), ("SidecarBreakerOpen", "down"), ("SidecarUpstreamDown", "down")],
+)
+def test_the_alert_fires_in_its_phase_and_resolves(played: Played, alert: str, phase: str) -> None:
+    began, ended = played.phases[phase]
+    first = min(at for at, name, _ in played.alerts if name == alert)
+    assert began < first <= ended + 3
+    assert alert not in played.firing()
+
+
+def test_no_alert_about_the_sidecar_itself_fires(played: Played) -> None:
+    itself = {"SidecarDown", "SidecarInternalErrors", "SidecarEventLoopBlocked", "SidecarConfigReloadFailed"}
+    assert set() == played.fired() & (itself | {"SidecarTelemetryDropping", "SidecarDLQDataLoss"})
+
+
+def test_an_alert_that_fired_tells_a_whole_sentence_and_leads_to_its_runbook(played: Played) -> None:
+    for _, name, alert in {name: each for each in played.alerts for name in [each[1]]}.values():
+        for text in alert["annotations"].values():
+            assert not re.search(r"<|\{\{|no value|%!", text), text
+        address = alert["annotations"]["runbook_url"]
+        assert address.startswith(played.prometheus.url)
+        status, page = played.prometheus.get(address.removeprefix(played.prometheus.url))
+        assert 200 == status
+        assert page.startswith(f"# {name}\n")
+
+
+def test_exemplars_lead_from_latency_to_traces(played: Played) -> None:
+    found = played.prometheus.exemplars(filled(panel("Latency p50/p95/p99", "C")), played.began, played.ended)
+    traces = {each["labels"]["trace_id"] for series in found for each in series["exemplars"]}
+    assert traces
+    assert all(re.fullmatch(r"[0-9a-f]{32}", trace) for trace in traces)
+
+
+def test_every_panel_has_data_unless_its_feature_is_not_there(played: Played) -> None:
+    there = {each.labels["__name__"] for each in played.prometheus.now('{job="sidecar"}', played.ended)}
+    empty = [
+        where
+        for where, expr in ASKED.items()
+        if all(each.metric in there for each in selectors(expr))
+        and not any(title in where for title in NOT_PLAYED)
+        and not over(played, expr)
+    ]
+    assert [] == empty
+    filled_panels = [where for where, expr in ASKED.items() if over(played, expr)]
+    assert len(filled_panels) > 70
+
+
+def test_no_panel_shows_nan_or_infinity_during_an_incident(played: Played) -> None:
+    for where, expr in ASKED.items():
+        for series in over(played, expr):
+            assert [] == series.artefacts, where
