@@ -62,6 +62,7 @@ class OwnAnswers(Driven):
     def _answer_refused(self, refused: Refused) -> None:
         record = self.record
         record.outcome, record.code, record.message = "denied", refused.code, refused.message
+        self._trace_anyway()
         if record.attempts and record.attempts[-1].code is None and not record.attempts[-1].status:
             record.attempts.pop()  # refused before it was dialled: never an attempt
         self._proxy.metrics.denied(refused.reason)
@@ -76,6 +77,7 @@ class OwnAnswers(Driven):
     def _answer_here(self, here: AnsweredHere) -> None:
         record = self.record
         record.outcome, record.status = "denied", 200
+        self._trace_anyway()
         self._proxy.metrics.denied(here.reason)
         transport = self._client.transport
         if transport is None:
@@ -126,6 +128,7 @@ class OwnAnswers(Driven):
         self.record.outcome = "internal"
         self.record.code = "SIDECAR_INTERNAL"
         self.keep_alive = False
+        self._trace_anyway()
         told = "an exchange failed inside the sidecar"
         self._proxy.signals.internal_error("exchange", told, error, session_id=self._session_id())
         if self._answered and self._client.transport is not None:
@@ -165,6 +168,13 @@ class OwnAnswers(Driven):
             without_body=self._request.method == "HEAD",
         )
         client.transport.write(answer)
+
+    def _trace_anyway(self) -> None:
+        """It ended before it was known where it goes; it is a session like any other, and has its span."""
+        if self._upstream is None:
+            request = self._request
+            state = request.value(b"tracestate")
+            self.record.trace = self._proxy.signals.begin(request.traceparent, state, "participate")
 
     def _session_id(self) -> str:
         return self.record.session_id.decode()

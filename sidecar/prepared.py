@@ -67,11 +67,13 @@ class Prepared(PassedOn):
 
     def _aim_closely(self, upstream: UpstreamState) -> None:
         """The same where the request or the upstream's settings have something to say about it."""
-        request, record, settings = self._request, self.record, upstream.settings
+        request, record = self._request, self.record
+        otlp = self._is_own_otlp()
+        if not otlp:
+            self._join_trace(upstream)
         chosen = upstream.rules.plain
         if chosen is None or request.overrides is not None:
             chosen = self._choose_policy(upstream)
-        otlp = self._is_own_otlp()
         if otlp and request.overrides is None:
             self._overrides = _JUST_PASS
         record.policy_id = chosen.id
@@ -81,11 +83,12 @@ class Prepared(PassedOn):
         self._look_at_key(upstream)
         if request.caller_resend:
             record.caller_resend = True
-        if otlp:
-            return
-        propagation, parent = settings.propagation, request.traceparent
+
+    def _join_trace(self, upstream: UpstreamState) -> None:
+        request, propagation = self._request, upstream.settings.propagation
+        parent = request.traceparent
         state = None if parent is None else request.value(b"tracestate")
-        record.trace = trace = self._proxy.signals.begin(parent, state, propagation)
+        self.record.trace = trace = self._proxy.signals.begin(parent, state, propagation)
         if propagation == "strip" or (trace is not None and propagation == "participate" and parent is not None):
             request.lines = without_named(request.lines, _TRACE_FIELDS)
 
