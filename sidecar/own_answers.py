@@ -121,6 +121,7 @@ class OwnAnswers(Driven):
         self.record.outcome = "denied"
         self.record.code = "MALFORMED_REQUEST"
         self.keep_alive = False
+        self._cut_short()
         self._proxy.metrics.denied("request_body")
         self._write_error("MALFORMED_REQUEST", str(broken), {"reason": "request_body"})
 
@@ -129,6 +130,7 @@ class OwnAnswers(Driven):
         self.record.code = "SIDECAR_INTERNAL"
         self.keep_alive = False
         self._trace_anyway()
+        self._cut_short()
         told = "an exchange failed inside the sidecar"
         self._proxy.signals.internal_error("exchange", told, error, session_id=self._session_id())
         if self._answered and self._client.transport is not None:
@@ -168,6 +170,12 @@ class OwnAnswers(Driven):
             without_body=self._request.method == "HEAD",
         )
         client.transport.write(answer)
+
+    def _cut_short(self) -> None:
+        """The attempt under way ends with the session, for the same reason: it was no success."""
+        attempts = self.record.attempts
+        if attempts and attempts[-1].code is None:
+            attempts[-1].code, attempts[-1].ended = self.record.code, clock.monotonic()
 
     def _trace_anyway(self) -> None:
         """It ended before it was known where it goes; it is a session like any other, and has its span."""
