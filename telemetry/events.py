@@ -176,6 +176,8 @@ def serialise(event: RetryEvent, redactor: Redactor) -> dict[str, Any]:
         shown["context"].update(_session_context(session))
         if event.attempt:
             _describe_attempt(shown, session, event, redactor)
+        if event.type == "retry_failure":  # also without an attempt: an open breaker lets none through
+            shown["error"] = _error(session.code, session.message, redactor)
     return shown
 
 
@@ -205,8 +207,6 @@ def _describe_attempt(shown: dict[str, Any], session: Session, event: RetryEvent
             "kind": attempt.kind,
             "last_error": _error(previous.code, previous.message, redactor),
         }
-    elif event.type == "retry_failure":
-        shown["error"] = _error(session.code or attempt.code, session.message or attempt.message, redactor)
 
 
 def _error(code: str | None, message: str | None, redactor: Redactor) -> dict[str, str] | None:
