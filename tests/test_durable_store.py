@@ -18,7 +18,7 @@ from sidecar.durable.disk import Disk, tightened, volatile_file_system
 from sidecar.durable.schema import VERSION
 from sidecar.durable.store import Store
 from sidecar.durable.trouble import CannotUse, NotKept, Trouble
-from tests.durability.faults import FaultyDisk, Wires, disk_error
+from tests.durability.faults import FaultyDisk, Wires, desync_index, disk_error
 from tests.durability.rigs import Told, crashed_copy, opened
 
 
@@ -289,6 +289,72 @@ async def test_a_file_with_a_broken_page_is_set_aside_and_never_deleted(tmp_path
         await store.write(note("fresh"))
     assert bytes(content) == found(tmp_path, "store.db.damaged-")[0].read_bytes()
     assert "sidecar.store.set_aside" in told.events
+
+
+async def test_a_suspected_file_whose_index_is_wrong_is_repaired_not_set_aside(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await store.write(
+            lambda c: c.execute("INSERT INTO jobs VALUES ('j', 'k', 's', 1, 'failed', 1.0, NULL)") and None
+        )
+    desync_index(tmp_path / "store.db", "jobs_by_time", "UPDATE jobs SET created_at = 2.0")
+    (tmp_path / "store.suspect").touch()
+    told = Told()
+    async with opened(tmp_path, report=told) as store:
+        found = "SELECT job_id FROM jobs WHERE created_at = 2.0"
+        assert ("j",) == await store.read(lambda connection: connection.execute(found).fetchone())
+    assert "sidecar.store.set_aside" not in told.events
+    assert ["store.db"] == os.listdir(tmp_path), "no longer suspected"
+
+
+async def test_a_suspected_file_that_cannot_be_repaired_is_set_aside(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        for key in "ab":
+            row = (f"j{key}", key)
+            await store.write(
+                lambda c, row=row: (
+                    c.execute("INSERT INTO jobs VALUES (?, ?, 's', 1, 'failed', 1.0, NULL)", row) and None
+                )
+            )
+        await store.write(lambda c: c.execute("CREATE UNIQUE INDEX once ON jobs (idempotency_key)") and None)
+    connection = sqlite3.connect(tmp_path / "store.db")
+    with connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(
+            "UPDATE sqlite_master SET sql = 'CREATE UNIQUE INDEX once ON jobs (subject)' WHERE name = 'once'"
+        )
+    connection.close()
+    (tmp_path / "store.suspect").touch()
+    told = Told()
+    async with opened(tmp_path, report=told) as store:
+        assert set() == await store.read(noted)
+    assert "UNIQUE constraint failed" in told.sentence("sidecar.store.set_aside")
+
+
+async def test_two_files_set_aside_in_the_same_moment_are_both_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.clock.wall", lambda: 1_800_000_000.0)
+    for content in (b"first" * 1000, b"second" * 1000, b"third" * 1000):
+        (tmp_path / "store.db").write_bytes(content)
+        async with opened(tmp_path):
+            pass
+    kept = {path.read_bytes()[:5] for path in found(tmp_path, "store.db.damaged-")}
+    assert {b"first", b"secon", b"third"} == kept
+
+
+async def test_a_log_that_cannot_be_copied_is_still_compared(tmp_path: Path) -> None:
+    async with opened(tmp_path / "live") as store:
+        for number in range(20):
+            await store.write(note(f"n{number}"))
+        copy = crashed_copy(tmp_path / "live", tmp_path / "copy")
+    log = copy / "store.db-wal"
+    content = bytearray(log.read_bytes())
+    content[200] ^= 1
+    log.write_bytes(content)
+    told = Told()
+    async with opened(copy, report=told, disk=FaultyDisk(1)) as store:
+        assert store.health.ok
+    assert "sidecar.store.log_damaged" in told.events
 
 
 async def test_damage_found_while_running_sets_the_file_aside_too(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 from pathlib import Path
@@ -22,6 +23,7 @@ from sidecar.durable.store import Store
 from sidecar.durable.trouble import CannotUse, Damaged, NoSuchThing, NotNow, Trouble
 from sidecar.durable.upkeep import Upkeep
 from telemetry.record import NOT_CONNECTED
+from tests.durability.faults import desync_index
 from tests.durability.rigs import START, Rig, failed, rig_in, terms
 
 
@@ -176,6 +178,35 @@ async def test_copies_and_counts_that_disagree_are_repaired(tmp_path: Path) -> N
         assert (4, 0, 2) == (found.entries, found.damaged, found.repaired)
         assert {"payments": 3} == (await rig.listing.refresh()).waiting
         assert {"discarded": 1, "pending": 3} == rig.listing.stats.count("status")
+
+
+async def test_an_index_that_disagrees_with_its_table_is_made_anew(tmp_path: Path) -> None:
+    async with rig_in(tmp_path) as rig:
+        ids = await keyed(rig, 5)
+    desync_index(tmp_path / "store.db", "dead_letters_by_key", "UPDATE dead_letters SET key_hash = key_hash + 1")
+    desync_index(tmp_path / "store.db", "dead_letters_by_key", "UPDATE dead_letters SET key_hash = NULL")
+    async with rig_in(tmp_path) as rig:
+        assert None is not await rig.store.problem()
+        found = await Upkeep(rig.letters).check()
+        assert (5, 5, 1) == (found.entries, found.damaged, found.repaired), "the rows were changed as well"
+        assert None is await rig.store.problem()
+        assert not set(ids) & set(await rig.ids(Filter()))
+
+
+async def test_a_file_that_cannot_be_repaired_is_told(tmp_path: Path) -> None:
+    async with rig_in(tmp_path) as rig:
+        await keyed(rig, 3)
+    async with rig_in(tmp_path) as rig:
+        problems = iter(["row 3 missing from index", "still missing"])
+
+        async def problem(check: Any = None) -> str | None:
+            return next(problems)
+
+        rig.store.problem = problem  # type: ignore[method-assign]  # a file that no REINDEX helps
+        await Upkeep(rig.letters).check()
+        await asyncio.sleep(0)
+        assert "still missing" in rig.told.sentence("sidecar.store.damaged")
+        assert (tmp_path / "store.suspect").exists()
 
 
 async def test_a_flipped_bit_anywhere_is_never_shown_as_the_truth(tmp_path: Path) -> None:

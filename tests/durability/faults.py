@@ -94,3 +94,22 @@ def disk_error(code: int = sqlite3.SQLITE_IOERR) -> sqlite3.OperationalError:
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = code
     return error
+
+
+def desync_index(database: Path, index: str, statement: str) -> None:
+    """Run a statement while an index is not looking, so that it no longer agrees with its table."""
+
+    def alone(*statements: tuple[str, tuple[Any, ...]]) -> None:
+        connection = sqlite3.connect(database, isolation_level=None)
+        connection.execute("PRAGMA writable_schema = ON")
+        for text, parameters in statements:
+            connection.execute(text, parameters)
+        connection.close()
+
+    connection = sqlite3.connect(database)
+    row = connection.execute("SELECT type, name, tbl_name, rootpage, sql FROM sqlite_master WHERE name = ?", (index,))
+    definition = row.fetchone()
+    connection.close()
+    alone(("DELETE FROM sqlite_master WHERE name = ?", (index,)))
+    alone((statement, ()))
+    alone(("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", definition))
