@@ -1,4 +1,4 @@
-"""The command line.
+"""The command line's entry.
 
 Law: imports what a command needs when it runs, so that `sidecar version` is instant. Exit codes: 0 fine, 1 failed,
 2 wrong use (a bad configuration included).
@@ -6,73 +6,25 @@ Law: imports what a command needs when it runs, so that `sidecar version` is ins
 
 from __future__ import annotations
 
-import argparse
+import importlib
 import os
 import sys
-from pathlib import Path
 
-from sidecar import __version__
+from sidecar.cli.parser import COMMANDS, parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    chosen = _parser().parse_args(arguments)
-    command = {"run": _run, "check": _check, "schema": _schema, "version": _version}[chosen.command]
-    return command(chosen)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sidecar", description="A proxy beside your app: point HTTP_PROXY at it and see every outgoing call."
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, text in (("run", "start the proxy"), ("check", "explain what is wrong with a configuration")):
-        command = commands.add_parser(name, help=text)
-        command.add_argument(
-            "-c", "--config", type=Path, metavar="FILE", help="YAML file (default: $SIDECAR_CONFIG, else none)"
-        )
-    commands.add_parser("schema", help="print the JSON Schema of the configuration file")
-    commands.add_parser("version", help="print the version")
-    return parser
-
-
-def _run(chosen: argparse.Namespace) -> int:
-    from config.loader import ConfigError, load
-
+    chosen = parser().parse_args(arguments)
+    module, _, function = COMMANDS[chosen.command].partition(":")
+    command = getattr(importlib.import_module(module), function)
     try:
-        loaded = load(chosen.config, os.environ)
-    except ConfigError as wrong:
-        print(wrong, file=sys.stderr)
-        return 2
-    from sidecar.lifecycle import run
-
-    return run(loaded)
-
-
-def _check(chosen: argparse.Namespace) -> int:
-    from config.loader import ConfigError, load
-
-    try:
-        loaded = load(chosen.config, os.environ)
-    except ConfigError as wrong:
-        print(wrong, file=sys.stderr)
-        return 2
-    where = loaded.path or "built-in defaults"
-    print(f"{where}: fine, {len(loaded.settings.upstreams)} upstream(s) configured")
-    return 0
-
-
-def _schema(chosen: argparse.Namespace) -> int:
-    import json
-
-    from config.schema import json_schema
-
-    print(json.dumps(json_schema(), indent=2))
-    return 0
-
-
-def _version(chosen: argparse.Namespace) -> int:
-    print(f"sidecar {__version__}")
-    return 0
+        code: int = command(chosen)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # `sidecar sessions | head` has read enough. What is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 if __name__ == "__main__":

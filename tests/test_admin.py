@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
 import socket
@@ -21,20 +22,38 @@ from tests.doubles.upstream import Talk, Upstream, answer
 
 ONE_ATTEMPT = True
 
+ERROR_KEYS = {"error_code", "message", "details", "request_id", "timestamp", "documentation_url"}
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
-async def ask(address: Any, path: str, *fields: str, host: str = "localhost", method: str = "GET") -> Reply:
+async def ask(
+    address: Any, path: str, *fields: str, host: str = "localhost", method: str = "GET", body: bytes = b""
+) -> Reply:
     app = await App.connect(tuple(address))
     lines = "".join(f"{field}\r\n" for field in fields)
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{lines}\r\n"
     try:
-        return await app.ask(f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{lines}\r\n")
+        return await app.ask(head.encode("latin-1") + body, to_head=method == "HEAD")
     finally:
         app.close()
 
 
-async def admin(sidecar: Running, path: str, *fields: str, **options: str) -> Reply:
+async def admin(sidecar: Running, path: str, *fields: str, **options: Any) -> Reply:
     return await ask(sidecar.admin_address, path, *fields, **options)
+
+
+async def order(sidecar: Running, path: str, body: Any = None) -> Reply:
+    """POST, with a JSON body if one is given."""
+    data = b"" if body is None else json.dumps(body).encode()
+    fields = [f"Content-Length: {len(data)}"] + ["Content-Type: application/json"] * (body is not None)
+    return await admin(sidecar, path, *fields, method="POST", body=data)
+
+
+def at_fault(reply: Reply) -> list[str]:
+    """The fields that a refusal names."""
+    assert ERROR_KEYS == set(reply.json)
+    assert len(reply.json["details"]["errors"]) == reply.json["details"]["total_errors"]
+    return [error["field"] for error in reply.json["details"]["errors"]]
 
 
 def samples(text: str, parse: Any = parse_prometheus) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -85,8 +104,9 @@ async def test_errors_lists_the_whole_registry_and_each_code_has_its_page(start_
     page = await admin(sidecar, "/errors/EGRESS_DENIED")
     assert (200, 403, "EGRESS_DENIED") == (page.status, page.json["status"], page.json["code"])
     assert page.json["description"] and page.json["resolution"] and page.json["causes"]
-    unknown = await admin(sidecar, "/errors/NO_SUCH_CODE")
-    assert (404, "NOT_FOUND") == (unknown.status, unknown.json["error_code"])
+    unknown = await admin(sidecar, "/errors/CIRCUT_OPEN")
+    assert (404, "NOT_FOUND", ["code"]) == (unknown.status, unknown.json["error_code"], at_fault(unknown))
+    assert 'did you mean "CIRCUIT_OPEN"?' in unknown.json["message"]
 
 
 async def test_the_documentation_link_of_an_error_leads_to_its_page(start_sidecar: Starter) -> None:
@@ -101,14 +121,40 @@ async def test_an_unknown_path_is_a_404_in_json_that_names_the_known_ones(start_
     sidecar = await start_sidecar()
     reply = await admin(sidecar, "/metric")
     assert (404, "NOT_FOUND") == (reply.status, reply.json["error_code"])
-    assert "/metrics" in reply.json["message"]
+    assert 'did you mean "/metrics"?' in reply.json["message"]
+    assert "/sessions/{id}" in reply.json["message"]
+    assert 404 == (await admin(sidecar, "/")).status
 
 
-async def test_nothing_can_be_changed_here(start_sidecar: Starter) -> None:
+async def test_a_refusal_has_an_id_a_time_and_the_page_of_its_code(start_sidecar: Starter) -> None:
     sidecar = await start_sidecar()
-    for method in ("POST", "PUT", "DELETE", "PATCH"):
+    one, other = (await admin(sidecar, "/nowhere")).json, (await admin(sidecar, "/nowhere")).json
+    assert ERROR_KEYS == set(one)
+    assert one["request_id"] != other["request_id"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", one["timestamp"])
+    assert f"http://127.0.0.1:{sidecar.admin_address[1]}/errors/NOT_FOUND" == one["documentation_url"]
+
+
+async def test_a_method_that_a_path_does_not_take_is_told_with_those_it_takes(start_sidecar: Starter) -> None:
+    sidecar = await start_sidecar()
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         reply = await admin(sidecar, "/config", "Content-Length: 0", method=method)
         assert (405, "CLIENT_ERROR", "GET,HEAD") == (reply.status, reply.json["error_code"], reply.get("allow"))
+    reply = await admin(sidecar, "/retries/enable")
+    assert (405, "POST") == (reply.status, reply.get("allow"))
+    assert "/retries/enable does not take GET; it takes POST" == reply.json["message"]
+
+
+async def test_a_fault_of_our_own_is_a_500_in_the_same_shape_and_is_counted(start_sidecar: Starter) -> None:
+    sidecar = await start_sidecar()
+    sidecar.proxy.signals.aggregates.retry_metrics = None  # type: ignore[assignment,method-assign]  # broken
+    reply = await admin(sidecar, "/retry-metrics")
+    assert (500, "SIDECAR_INTERNAL", ERROR_KEYS) == (reply.status, reply.json["error_code"], set(reply.json))
+    found = samples((await admin(sidecar, "/metrics")).body.decode())
+    assert 1 == found["sidecar_internal_errors_total", (("component", "admin"),)]
+    sidecar.proxy.signals.writer.flush()
+    assert "sidecar.internal_error" in sidecar.logged.getvalue()
+    sidecar.logged.truncate(0)  # it was meant
 
 
 # ---- who may ask -------------------------------------------------------------------------------------------------
@@ -124,22 +170,32 @@ async def test_loopback_names_are_answered(start_sidecar: Starter, host: str) ->
 @pytest.mark.parametrize(
     "host", ["evil.test", "evil.test:4141", "localhost.evil.test", "127.0.0.1.evil.test", "10.0.0.1", "localhost@evil"]
 )
-@pytest.mark.parametrize("path", ["/config", "/livez", "/metrics", "/errors", "/nowhere"])
-async def test_a_page_whose_name_was_pointed_at_loopback_gets_nothing(
-    start_sidecar: Starter, host: str, path: str
-) -> None:
+async def test_a_page_whose_name_was_pointed_at_loopback_gets_nothing(start_sidecar: Starter, host: str) -> None:
     sidecar = await start_sidecar()
-    reply = await admin(sidecar, path, host=host)
-    assert 403 == reply.status
-    assert {"error_code", "message"} == set(reply.json)
+    for path in ("/config", "/livez", "/metrics", "/errors", "/sessions", "/events", "/nowhere"):
+        reply = await admin(sidecar, path, host=host)
+        assert 403 == reply.status
+        assert ERROR_KEYS == set(reply.json)
+        assert host in reply.json["message"]
+    for path in ("/breakers/u/reset", "/retries/disable"):
+        assert 403 == (await admin(sidecar, path, "Content-Length: 0", host=host, method="POST")).status
+    assert sidecar.proxy.retries_enabled
 
 
-@pytest.mark.parametrize("origin", ["http://evil.test", "https://localhost.evil.test", "null", ""])
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("http://evil.test", "https://localhost.evil.test", "null", ""),
+        *("http://localhost:3000", "http://127.0.0.1"),  # another program's page on this machine
+    ],
+)
 async def test_a_page_of_another_site_gets_nothing(start_sidecar: Starter, origin: str) -> None:
     sidecar = await start_sidecar()
     reply = await admin(sidecar, "/config", f"Origin: {origin}")
     assert 403 == reply.status
     assert "Origin" in reply.json["message"]
+    assert 403 == (await admin(sidecar, "/retries/disable", f"Origin: {origin}", method="POST")).status
+    assert sidecar.proxy.retries_enabled
     assert None is reply.get("access-control-allow-origin")
 
 

@@ -1,0 +1,261 @@
+"""The circuit breakers: what state they are in, why, and an operator's orders to them.
+
+Law: states are read off the living breakers, never kept here. An order names an upstream, and one of its endpoints or
+all of them; it holds for as long as it says and is written down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from config.model import Breaker as Thresholds
+from sidecar import clock
+from sidecar.admin.changes import Changes
+from sidecar.admin.fields import Answer, Body, BreakerState, Duration, Limit, NoBody, Query, StateShown, Text
+from sidecar.admin.pages import page_of
+from sidecar.admin.problem import Problem, unknown, wrong
+from sidecar.admin.route import Call, Route, Told
+from sidecar.admin.transitions import KEPT, Transitions
+from sidecar.policy.breaker import Breaker
+from sidecar.proxy import Proxy
+from sidecar.upstream.endpoints import UpstreamState
+from telemetry.timestamps import rfc3339
+
+ACTIONS = ("reset", "force-open", "force-close")
+_LONGEST_TTL = 30 * 86_400.0
+_NO_REASON = "by an operator"
+
+
+class BreakersQuery(Query):
+    """Which breakers; their transitions follow."""
+
+    upstream: Text | None = None
+    """Only those of this upstream."""
+    state: BreakerState | None = None
+    """Only those in this state. Transitions are not chosen by it."""
+    limit: Limit = 100
+    cursor: Text | None = None
+    """`next_cursor` of the page before."""
+
+
+class EndpointQuery(Query):
+    """Which breaker of the upstream."""
+
+    endpoint: Text | None = None
+    """`host:port` as `GET /breakers` shows it. Not given: all of the upstream."""
+
+
+class Order(Body):
+    """May be left out."""
+
+    ttl: Annotated[Duration, Field(gt=0, le=_LONGEST_TTL)] | None = None
+    """How long a forced state holds: 90s, 10m, 2h, or seconds; at most 30 days. Not given: until `reset`."""
+    reason: Text = ""
+    """For whoever looks at the breaker, and for the log."""
+
+
+class ForcedShown(Answer):
+    """What an operator ordered."""
+
+    state: StateShown
+    until: str | None
+    """null: until `reset`."""
+    reason: str
+
+
+class BreakerShown(Answer):
+    """One breaker. Times are RFC 3339, counts are those of the window."""
+
+    upstream: str
+    endpoint: str
+    state: StateShown
+    failure_count: int
+    success_count: int
+    failure_ratio: float
+    consecutive_failures: int
+    last_failure_time: str | None
+    opened_at: str | None
+    next_probe_at: str | None
+    last_state_change: str | None
+    probes_in_flight: int
+    would_open_count: int
+    """How often `monitor_only` kept it closed."""
+    forced: ForcedShown | None
+    thresholds: Thresholds
+
+
+class TransitionShown(Answer):
+    """One change of state."""
+
+    timestamp: str
+    upstream: str
+    endpoint: str
+    from_state: StateShown
+    to_state: StateShown
+    reason: str
+
+
+class BreakerPage(Answer):
+    """Some breakers by upstream and endpoint, and the last transitions, newest first."""
+
+    items: tuple[BreakerShown, ...]
+    next_cursor: str | None
+    transitions: tuple[TransitionShown, ...]
+
+
+class Ordered(Answer):
+    """The breakers after the order."""
+
+    items: tuple[BreakerShown, ...]
+    next_cursor: None = None
+
+
+class Breakers:
+    """The handlers."""
+
+    def __init__(self, proxy: Proxy, transitions: Transitions, changes: Changes) -> None:
+        self._proxy = proxy
+        self._transitions = transitions
+        self._changes = changes
+
+    def routes(self) -> Iterator[Route]:
+        yield Route(
+            "GET",
+            "/breakers",
+            f"Every circuit breaker, and the last {KEPT:,} changes of their states.",
+            self.shown,
+            BreakerPage,
+            BreakersQuery,
+        )
+        yield Route(
+            "POST",
+            "/breakers/{upstream}/{action}",
+            "Reset a breaker, or hold it open or closed.",
+            self.order,
+            Ordered,
+            EndpointQuery,
+            Order,
+            parts={"upstream": "The name of an upstream, or `host:port`.", "action": f"One of {', '.join(ACTIONS)}."},
+            refusals=(404, 409, 413, 415),
+        )
+
+    async def shown(self, call: Call[BreakersQuery, NoBody]) -> Told:
+        query, now = call.query, clock.monotonic()
+        found = [
+            ((state.name, endpoint), breaker, state)
+            for state in self._proxy.directory.states()
+            if query.upstream is None or query.upstream in (state.name, state.label)
+            for endpoint, breaker in state.breakers()
+            if query.state is None or breaker.state(now) == query.state
+        ]
+        page, next_cursor = page_of(found, query.limit, query.cursor)
+        return BreakerPage(
+            items=tuple(self._breaker(state, key[1], breaker, now) for key, breaker, state in page),
+            next_cursor=next_cursor,
+            transitions=tuple(
+                TransitionShown.model_construct(
+                    timestamp=rfc3339(one.at),
+                    upstream=one.upstream,
+                    endpoint=one.endpoint,
+                    from_state=one.from_state,
+                    to_state=one.to_state,
+                    reason=self._text(one.why),
+                )
+                for one in self._transitions.newest_first(query.upstream)
+            ),
+        )
+
+    async def order(self, call: Call[EndpointQuery, Order]) -> Told:
+        action, order = call.named("action"), call.body
+        if action not in ACTIONS:
+            raise unknown("action", action, ACTIONS, f"breakers do not obey {action[:60]!r}", ", ".join(ACTIONS))
+        if action == "reset" and order.ttl is not None:
+            raise wrong("ttl", f"{order.ttl:g}", "a reset lasts until the breaker opens by itself; leave `ttl` out")
+        state = self._upstream(call.named("upstream"))
+        chosen = self._chosen(state, call.query.endpoint)
+        now = clock.monotonic()
+        for endpoint, breaker in chosen:
+            before = self._breaker(state, endpoint, breaker, now)
+            _obey(breaker, action, order, now)
+            after = self._breaker(state, endpoint, breaker, now)
+            self._changes.note(
+                call.request,
+                f"ordered {action} of the breaker of",
+                about=f"{state.name} at {endpoint}",
+                before=before.state,
+                after=after.state,
+                reason=order.reason,
+            )
+        return Ordered(items=tuple(self._breaker(state, endpoint, breaker, now) for endpoint, breaker in chosen))
+
+    def _upstream(self, name: str) -> UpstreamState:
+        states = {state.name: state for state in self._proxy.directory.states()}
+        state = states.get(name)
+        if state is None:
+            told = f"no upstream is called {name[:60]!r}, and no host of that name was called lately"
+            raise unknown("upstream", name, states, told, "GET /upstreams")
+        return state
+
+    def _chosen(self, state: UpstreamState, endpoint: str | None) -> list[tuple[str, Breaker]]:
+        breakers = list(state.breakers())
+        if not breakers:
+            raise Problem(
+                409,
+                "CONFLICT",
+                f"upstream {state.name} has no breaker yet: it names no `endpoints`, so each host gets one with its "
+                "first request",
+            )
+        if endpoint is None:
+            return breakers
+        chosen = [(label, breaker) for label, breaker in breakers if label == endpoint]
+        if not chosen:
+            labels = [label for label, _ in breakers]
+            told = f"upstream {state.name} has no endpoint {endpoint[:60]!r}"
+            raise unknown("endpoint", endpoint, labels, told, f"GET /breakers?upstream={state.name}")
+        return chosen
+
+    def _breaker(self, state: UpstreamState, endpoint: str, breaker: Breaker, now: float) -> BreakerShown:
+        seen = breaker.snapshot(now)
+        forced = None
+        if seen.forced is not None:
+            until = None if math.isinf(seen.forced.until) else self._time(seen.forced.until)
+            forced = ForcedShown.model_construct(
+                state=seen.forced.state, until=until, reason=self._text(seen.forced.reason)
+            )
+        return BreakerShown.model_construct(
+            upstream=state.name,
+            endpoint=endpoint,
+            state=seen.state,
+            failure_count=seen.failure_count,
+            success_count=seen.success_count,
+            failure_ratio=round(seen.failure_ratio, 6),
+            consecutive_failures=seen.consecutive_failures,
+            last_failure_time=self._time(seen.last_failure_at),
+            opened_at=self._time(seen.opened_at),
+            next_probe_at=self._time(seen.next_probe_at),
+            last_state_change=self._time(seen.changed_at),
+            probes_in_flight=seen.probes,
+            would_open_count=seen.would_open,
+            forced=forced,
+            thresholds=state.settings.breaker,
+        )
+
+    def _time(self, monotonic: float | None) -> str | None:
+        return None if monotonic is None else rfc3339(self._proxy.wall(monotonic))
+
+    def _text(self, text: str) -> str:
+        return self._proxy.signals.redactor.text(text)
+
+
+def _obey(breaker: Breaker, action: str, order: Order, now: float) -> None:
+    reason, ttl = order.reason or _NO_REASON, math.inf if order.ttl is None else order.ttl
+    if action == "force-open":
+        breaker.force_open(now, reason, ttl)
+    elif action == "force-close":
+        breaker.force_close(now, reason, ttl)
+    else:
+        breaker.reset(now, reason)

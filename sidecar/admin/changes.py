@@ -1,0 +1,36 @@
+"""What operators change while the sidecar runs, written down.
+
+Law: whoever changes something through the admin port says so here, after it is done: what, from where, before and
+after, and why.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from sidecar.proxy import Proxy
+
+_EVENT = "sidecar.operator.change"
+
+
+class Changes:
+    """Writes each change to the log."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+
+    def note(
+        self, request: web.Request, what: str, *, about: str, before: object, after: object, reason: str = ""
+    ) -> None:
+        """`what` is a verb phrase for a person, `about` the thing that was changed."""
+        told = self._proxy.signals.redactor.text(reason)
+        self._proxy.log.info(
+            _EVENT,
+            f"{what} {about}" + (f": {told}" if told else ""),
+            about=about,
+            before=before,
+            after=after,
+            reason=told or None,
+            client=request.remote,
+            user_agent=self._proxy.signals.redactor.text(request.headers.get("User-Agent", ""))[:200] or None,
+        )

@@ -1,0 +1,105 @@
+"""Who may ask, and in which shape refusals are told.
+
+Law: `Host` must be a loopback name (a page in a browser can make a name of its own point at loopback, but cannot fake
+the Host its requests carry), and an `Origin`, which browsers add, must be that same host. There are no cookies and
+there is no CORS. Whatever is refused or goes wrong anywhere below is answered in one shape.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable, Iterable
+
+from aiohttp import web
+
+from config.keys import nearest
+from sidecar import clock
+from sidecar.admin.problem import ErrorAnswer, Problem
+from sidecar.admin.route import BODY_LIMIT, Route, json_response
+from sidecar.proxy import Proxy
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_LONGEST_PATH = 100
+
+
+class Guard:
+    """The two middlewares, for one listener and its routes."""
+
+    def __init__(self, proxy: Proxy, routes: Iterable[Route], *, anyone: bool) -> None:
+        self._proxy = proxy
+        self._paths = sorted({route.path for route in routes})
+        self._anyone = anyone
+
+    @web.middleware
+    async def in_one_shape(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if not self._anyone:
+                _only_from_here(request)
+            return await handler(request)
+        except Problem as problem:
+            return self._refusal(problem)
+        except web.HTTPException as refused:
+            return self._refusal(self._of_the_library(request, refused))
+        except Exception as error:
+            # The redactor has no say in frames, but nothing a request brings is in their text.
+            self._proxy.signals.internal_error("admin", f"{request.method} on the admin port failed", error)
+            return self._refusal(Problem(500, "SIDECAR_INTERNAL", "the sidecar failed on this; its log says why"))
+
+    def _refusal(self, problem: Problem) -> web.Response:
+        redactor = self._proxy.signals.redactor
+        answer = json_response(
+            ErrorAnswer(
+                error_code=problem.code,
+                message=redactor.text(problem.message),
+                details=problem.details(redactor),
+                request_id=clock.unguessable(16),
+                timestamp=clock.utc_timestamp(clock.wall()),
+                documentation_url=f"{self._proxy.answers.documentation}/errors/{problem.code}",
+            ).model_dump(),
+            problem.status,
+        )
+        answer.headers.update(problem.headers)
+        return answer
+
+    def _of_the_library(self, request: web.Request, refused: web.HTTPException) -> Problem:
+        """What aiohttp refuses by itself, in our words."""
+        path = request.path[:_LONGEST_PATH]
+        if isinstance(refused, web.HTTPMethodNotAllowed):
+            allowed = ", ".join(sorted(refused.allowed_methods))
+            message = f"{path} does not take {request.method[:20]}; it takes {allowed}"
+            return Problem(405, "CLIENT_ERROR", message, headers={"Allow": refused.headers["Allow"]})
+        if isinstance(refused, web.HTTPRequestEntityTooLarge):
+            return Problem(413, "PAYLOAD_TOO_LARGE", f"the body is larger than {BODY_LIMIT} bytes")
+        if refused.status == 404:
+            near = nearest(path, self._paths)
+            hint = f'; did you mean "{near}"?' if near is not None else ""
+            return Problem(404, "NOT_FOUND", f"there is no {path}{hint} There is {', '.join(self._paths)}")
+        return Problem(refused.status, "CLIENT_ERROR", f"{request.method[:20]} {path}: {refused.reason}")
+
+
+def _only_from_here(request: web.Request) -> None:
+    host = request.headers.get("Host", "")
+    origin = request.headers.get("Origin")
+    stranger = None
+    if not is_local_name(host):
+        stranger = f"Host {host[:_LONGEST_PATH]!r}"
+    elif origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
+        stranger = f"Origin {origin[:_LONGEST_PATH]!r}"
+    if stranger is not None:
+        raise Problem(
+            403,
+            "EGRESS_DENIED",
+            f"the admin port answers to loopback names and to its own pages only, not to {stranger}; "
+            "ask for http://127.0.0.1 from this machine",
+        )
+
+
+def is_local_name(authority: str) -> bool:
+    host = authority.rpartition(":")[0] if authority.rpartition(":")[2].isdigit() else authority
+    host = host.strip("[]").lower()
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,25 @@
+"""Pages of a list that lives in memory and changes while it is read.
+
+Law: sorted by a key that does not move; a cursor is the key of the last item that was shown, so that what comes or
+goes in between neither repeats nor hides another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+Item = TypeVar("Item", bound=tuple[Any, ...])
+_BETWEEN = "|"
+
+
+def page_of(items: Iterable[Item], limit: int, cursor: str | None) -> tuple[list[Item], str | None]:
+    """The items after the cursor, and the cursor of the page that follows (None: there is none). The first element of
+    an item is its key, a tuple of text without `|`."""
+    ordered = sorted(items, key=lambda item: item[0])
+    if cursor is not None:
+        after = tuple(cursor.split(_BETWEEN))
+        ordered = [item for item in ordered if item[0] > after]
+    page = ordered[:limit]
+    more = len(ordered) > limit
+    return page, _BETWEEN.join(page[-1][0]) if more else None

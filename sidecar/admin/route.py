@@ -1,0 +1,110 @@
+"""What a route of the admin port is: one row of the table, from which requests are served and documents made.
+
+Law: a row says everything there is to know about its route: method, path, what may be asked and sent, what is
+answered. A handler is called with a query and a body that have been validated by the row's own models, and returns
+what the row promises; it never parses anything itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import orjson
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Query
+from sidecar.admin.problem import Problem, from_validation, wrong
+
+BODY_LIMIT = 65_536
+_READABLE = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+
+Q = TypeVar("Q", bound=Query)
+B = TypeVar("B", bound=Body)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Q, B]):
+    """One request, validated."""
+
+    request: web.Request
+    query: Q
+    body: B
+
+    def named(self, part: str) -> str:
+        """A part of the path, decoded."""
+        return self.request.match_info[part]
+
+
+Told = Answer | Mapping[str, Any] | web.StreamResponse
+"""A model, its dump when somebody else made it, or a response for what is not JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row."""
+
+    method: str
+    path: str
+    summary: str
+    """One sentence for a person."""
+    handler: Callable[[Call[Any, Any]], Awaitable[Told]]
+    answer: type[BaseModel] | None
+    """The shape of a 200 in JSON; None when it is never JSON."""
+    query: type[Query] = NoQuery
+    body: type[Body] = NoBody
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """What the `{parts}` of the path are."""
+    also: tuple[str, ...] = ()
+    """Media types that are answered besides JSON, to those who ask for them."""
+    refusals: tuple[int, ...] = ()
+    """Statuses of refusals beyond those every route has."""
+    probe: bool = False
+    """Served on the `probes` listener too."""
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        query = _query(request, self.query)
+        body = await _body(request, self.body)
+        told = await self.handler(Call(request, query, body))
+        return told if isinstance(told, web.StreamResponse) else json_response(told)
+
+
+def json_response(data: Answer | Mapping[str, Any], status: int = 200) -> web.Response:
+    body = orjson.dumps(data, option=_READABLE, default=_plain)
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def _plain(value: object) -> object:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
+
+
+def _query(request: web.Request, model: type[Query]) -> Query:
+    given: dict[str, str] = {}
+    for name, value in request.query.items():
+        if name in given:
+            raise wrong(name, value, "is given twice; give it once", "repeated")
+        given[name] = value
+    try:
+        return model.model_validate(given)
+    except ValidationError as refused:
+        raise from_validation(refused, model) from None
+
+
+async def _body(request: web.Request, model: type[Body]) -> Body:
+    if model is NoBody:
+        return NoBody()
+    raw = await request.read()
+    if raw and request.content_type != "application/json":
+        raise Problem(
+            415, "UNSUPPORTED_CONTENT_TYPE", "the body must be JSON; send it with `content-type: application/json`"
+        )
+    try:
+        given = orjson.loads(raw) if raw else {}
+    except orjson.JSONDecodeError as error:
+        raise Problem(400, "MALFORMED_JSON", f"the body is not JSON: {error}") from None
+    try:
+        return model.model_validate(given)
+    except ValidationError as refused:
+        raise from_validation(refused, model) from None

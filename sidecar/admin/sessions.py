@@ -1,0 +1,210 @@
+"""Finished requests: the list of those worth looking at, and one with its explanation.
+
+Law: what is kept, how it is shown and what is hidden is telemetry's; here it is only asked for. The loop gets its turn
+between slices of a long page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from aiohttp import web
+
+from sidecar import clock
+from sidecar.admin.fields import Answer, Limit, Moment, NoBody, NoQuery, Query, Text
+from sidecar.admin.negotiation import JSON, PLAIN, preferred
+from sidecar.admin.problem import Problem, wrong, wrong_choice
+from sidecar.admin.route import Call, Route, Told
+from sidecar.proxy import Proxy
+from telemetry import explain
+
+_SLICE = 50
+
+Outcome = Literal[
+    "first_try",
+    "recovered",
+    "deduplicated",
+    "queued",
+    "tunnelled",
+    "rejected",
+    "denied",
+    "cancelled",
+    "exhausted",
+    "not_retryable",
+    "budget",
+    "deadline",
+    "breaker_open",
+    "failed_streaming",
+    "internal",
+]
+
+
+class SessionsQuery(Query):
+    """Which sessions; newest first."""
+
+    outcome: Outcome | None = None
+    """Only those that ended so."""
+    upstream: Text | None = None
+    """Only those of this upstream: its name, or host:port of one that is not configured."""
+    code: Text | None = None
+    """Only those with this error code, at the end or in an attempt."""
+    since: Moment | None = None
+    """Only those that ended since: a time (2026-01-29T12:00:00Z), or how long ago (15m)."""
+    limit: Limit = 100
+    cursor: Text | None = None
+    """`next_cursor` of the page before."""
+
+
+class ErrorShown(Answer):
+    """An error code and what was said about it."""
+
+    type: str
+    message: str
+
+
+class DecisionShown(Answer):
+    """What was decided after a failed attempt."""
+
+    retry: bool
+    delay: float | None
+    reason: str
+    rule: str
+    remedy: str | None
+
+
+class AttemptShown(Answer):
+    """One try at one endpoint. Times are in seconds."""
+
+    attempt_number: int
+    timestamp: str
+    kind: str
+    endpoint: str
+    address: str | None
+    egress_proxy: str | None
+    policy_id: str
+    delay: float
+    duration: float
+    send_phase: str
+    reused_connection: bool
+    breaker: str
+    status: int | None
+    success: bool
+    outcome: str
+    error: ErrorShown | None
+    decision: DecisionShown | None
+
+
+class SessionShown(Answer):
+    """One request of the app, with all its attempts."""
+
+    session_id: str
+    policy_id: str
+    upstream: str
+    subsystem: str
+    operation: str | None
+    stage: str | None
+    method: str
+    url: str
+    host: str | None
+    start_time: str
+    end_time: str
+    attempts: tuple[AttemptShown, ...]
+    success: bool
+    outcome: Outcome
+    final_result: Mapping[str, Any] | None
+    final_error: ErrorShown | None
+    correlation_id: str
+    trace_id: str | None
+    context: Mapping[str, Any]
+    suppressed: str | None
+    dlq_id: str | None
+    waited: float
+    request_bytes: int
+    response_bytes: int
+    total_attempts: int
+    retry_count: int
+    total_duration: float
+
+
+class StepShown(Answer):
+    """One thing that happened, with the rule that decided and what would have changed it."""
+
+    step: int
+    at: float
+    """Seconds since the request arrived."""
+    what: str
+    rule: str | None
+    remedy: str | None
+
+
+class SessionExplained(SessionShown):
+    """With its story."""
+
+    summary: str
+    explanation: tuple[StepShown, ...]
+
+
+class SessionPage(Answer):
+    """Some sessions, newest first."""
+
+    items: tuple[SessionShown, ...]
+    next_cursor: str | None
+
+
+class Sessions:
+    """The handlers."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+
+    def routes(self) -> Iterator[Route]:
+        yield Route(
+            "GET", "/sessions", "Requests worth looking at, newest first.", self.page, SessionPage, SessionsQuery
+        )
+        yield Route(
+            "GET",
+            "/sessions/{id}",
+            "One request with its explanation.",
+            self.one,
+            SessionExplained,
+            parts={"id": "The id of a session, as in `x-sidecar-session`."},
+            also=(PLAIN,),
+            refusals=(404,),
+        )
+
+    async def page(self, call: Call[SessionsQuery, NoBody]) -> Told:
+        query, proxy = call.query, self._proxy
+        if query.code is not None and query.code not in proxy.registry:
+            raise wrong_choice(
+                "code", query.code, proxy.registry, "is not an error code; GET /errors lists what there is"
+            )
+        since = None if query.since is None else query.since.wall(proxy.wall(clock.monotonic()))
+        try:
+            page = proxy.signals.sessions.page(
+                outcome=query.outcome,
+                upstream=query.upstream,
+                code=query.code,
+                since=since,
+                limit=query.limit,
+                cursor=query.cursor,
+            )
+        except ValueError as refused:
+            raise wrong("cursor", query.cursor, str(refused).partition(": ")[2]) from None
+        items = []
+        for number, session in enumerate(page.items, 1):
+            items.append(proxy.signals.show(session))
+            if number % _SLICE == 0:
+                await clock.sleep(0)
+        return {"items": items, "next_cursor": page.next_cursor}
+
+    async def one(self, call: Call[NoQuery, NoBody]) -> Told:
+        session_id = call.named("id")
+        signals = self._proxy.signals
+        session = signals.sessions.find(session_id)
+        if session is None:
+            kept = "retried, failed, refused and slow ones are kept, the newest of them, and a sample of the others"
+            raise Problem(404, "NOT_FOUND", f"session {session_id[:60]!r} is not known: {kept}; see GET /sessions")
+        if preferred(call.request.headers.get("Accept", ""), (JSON, PLAIN)) == PLAIN:
+            return web.Response(text=explain.as_text(session, signals.redactor), content_type=PLAIN)
+        return signals.show(session, explained=True)

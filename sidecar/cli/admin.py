@@ -1,0 +1,182 @@
+"""Talking to a running sidecar: where its admin port is, and what to tell a person when it does not answer.
+
+Law: straight to that address, never through a proxy, whatever HTTP_PROXY says: that would be the sidecar itself. Every
+failure names the address, who named it, and what to do next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import http.client
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+DEFAULT = "http://127.0.0.1:4141"
+VARIABLE = "SIDECAR_ADMIN"
+_PATIENCE = 10.0
+_WRONG_USE = frozenset({400, 413, 415})
+
+
+class Failed(Exception):
+    """Told to the person; `code` is the exit code."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Address(NamedTuple):
+    """Where to ask, and who said so."""
+
+    host: str
+    port: int
+    named_by: str
+
+    @property
+    def url(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def telling_failures(command: Command) -> Command:
+    """A command whose failures are printed instead of raised."""
+
+    @functools.wraps(command)
+    def told(chosen: argparse.Namespace) -> int:
+        try:
+            return command(chosen)
+        except Failed as failed:
+            print(f"sidecar {chosen.command}: {failed}", file=sys.stderr)
+            return failed.code
+
+    return told
+
+
+def find_address(chosen: argparse.Namespace, environ: Mapping[str, str]) -> Address:
+    """`--admin`, `SIDECAR_ADMIN`, the configuration, or the default, in this order."""
+    if chosen.admin is not None:
+        return _parsed(chosen.admin, "--admin")
+    if environ.get(VARIABLE):
+        return _parsed(environ[VARIABLE], VARIABLE)
+    if chosen.config is None and not any(_configures(name) for name in environ):
+        return _parsed(DEFAULT, "the default")
+    from config.loader import ConfigError, load  # a third of a second, so only when there is something to read
+
+    try:
+        loaded = load(chosen.config, environ)
+    except ConfigError as wrong:
+        raise Failed(
+            f"the configuration that names the admin port cannot be read; use --admin URL\n{wrong}", 2
+        ) from None
+    admin = loaded.settings.admin
+    named_by = f"admin in {loaded.path}" if loaded.path is not None else "the environment"
+    if admin.port == 0:
+        raise Failed(f"the admin port is any free one (port 0, {named_by}); use --admin URL with that of the log", 2)
+    return Address(admin.host, admin.port, named_by)
+
+
+def _configures(variable: str) -> bool:
+    return variable == "SIDECAR_CONFIG" or variable.upper().startswith("SIDECAR__ADMIN__")
+
+
+def _parsed(text: str, named_by: str) -> Address:
+    example = f"write it as {DEFAULT}"
+    url = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        port = url.port
+    except ValueError:
+        raise Failed(f"{named_by}: {text!r} has no valid port; {example}", 2) from None
+    if url.scheme != "http" or not url.hostname or url.path not in ("", "/") or url.query or url.username:
+        raise Failed(f"{named_by}: {text!r} is not the address of an admin port; {example}", 2)
+    return Address(url.hostname, port or 4141, named_by)
+
+
+class Admin:
+    """Asks. One connection per question: that is what lasts through restarts."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    def get(self, path: str, **query: str | int | None) -> Any:
+        return self._json(self._ask("GET", path, query))
+
+    def text(self, path: str) -> str:
+        """What there is to read at a path, for people."""
+        return self._ask("GET", path, {}, accept="text/plain")[1].decode()
+
+    def post(self, path: str, body: Mapping[str, Any], **query: str | int | None) -> Any:
+        return self._json(self._ask("POST", path, query, json.dumps(body).encode()))
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str | int | None],
+        body: bytes | None = None,
+        accept: str = "application/json",
+    ) -> tuple[str, bytes]:
+        """The content type and the body of a good answer."""
+        given = urlencode({name: value for name, value in query.items() if value is not None})
+        headers = {"Accept": accept, "User-Agent": _agent(), "Connection": "close"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        connection = http.client.HTTPConnection(self._address.host, self._address.port, timeout=_PATIENCE)
+        try:
+            connection.request(method, f"{path}?{given}" if given else path, body, headers)
+            response = connection.getresponse()
+            content_type, data = response.headers.get_content_type(), response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise Failed(self._no_answer(error)) from None
+        finally:
+            connection.close()
+        if response.status >= 400:
+            raise self._refused(response.status, data)
+        if content_type != accept:
+            raise Failed(self._stranger())
+        return content_type, data
+
+    def _json(self, answer: tuple[str, bytes]) -> Any:
+        try:
+            return json.loads(answer[1])
+        except ValueError:
+            raise Failed(self._stranger()) from None
+
+    def _refused(self, status: int, data: bytes) -> Failed:
+        try:
+            told = json.loads(data)
+            code, message = told["error_code"], str(told["message"])
+        except (ValueError, KeyError, TypeError):
+            return Failed(self._stranger())
+        if code == "NO_ROUTE":  # a word of the proxy's listener
+            return Failed(self._stranger("is a sidecar's proxy port, not its admin port"))
+        return Failed(message, 2 if status in _WRONG_USE else 1)
+
+    def _no_answer(self, error: Exception) -> str:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, TimeoutError):
+            why = f"no answer within {_PATIENCE:g} s"
+        return (
+            f"no sidecar answers at {self._address.url} ({self._address.named_by}): {why}\n"
+            f"Start one with `sidecar run`, or say where it is with --admin URL or {VARIABLE}."
+        )
+
+    def _stranger(self, what: str = "is not a sidecar's admin port") -> str:
+        return (
+            f"what answers at {self._address.url} ({self._address.named_by}) {what}\n"
+            f"Say where that is with --admin URL or {VARIABLE}; its port is `admin.port`, 4141 unless set."
+        )
+
+
+def _agent() -> str:
+    """Says who asks, for the log of what operators changed."""
+    from sidecar import __version__
+
+    user = "".join(char for char in os.environ.get("USER", "") if char.isascii() and (char.isalnum() or char in "._-"))
+    return f"sidecar-cli/{__version__}" + (f" ({user[:40]})" if user else "")

@@ -1,0 +1,130 @@
+"""The words of the command line.
+
+Law: nothing but argparse is imported here, so that `sidecar version` and every mistake are instant. `COMMANDS` says
+where each command is.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+COMMANDS = {
+    "run": "sidecar.cli.running:run",
+    "check": "sidecar.cli.checking:check",
+    "schema": "sidecar.cli.schema:schema",
+    "sessions": "sidecar.cli.sessions:sessions",
+    "explain": "sidecar.cli.explaining:explain",
+    "breakers": "sidecar.cli.breakers:breakers",
+    "version": "sidecar.cli.version:version",
+}
+ORDERS = {
+    "reset": "close it and forget what it saw",
+    "force-open": "refuse every call until the time is up, or until reset",
+    "force-close": "let every call through until the time is up, or until reset",
+}
+_DURATIONS = "90s, 15m, 2h"
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="sidecar",
+        description="A proxy beside your app: point HTTP_PROXY at it and see every outgoing call.",
+        epilog="`sidecar COMMAND --help` tells more. Exit codes: 0 fine, 1 failed, 2 wrong use.",
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="start the proxy")
+    _add_config(run)
+    _add_check(commands)
+    commands.add_parser("schema", help="print the JSON Schema of the configuration file")
+    _add_sessions(commands)
+    _add_explain(commands)
+    _add_breakers(commands)
+    commands.add_parser("version", help="print the version")
+    return top
+
+
+def _add_config(command: argparse.ArgumentParser, **options: Any) -> None:
+    command.add_argument(
+        "-c", "--config", type=Path, metavar="FILE", help="YAML file (default: $SIDECAR_CONFIG, else none)", **options
+    )
+
+
+def _add_talking(command: argparse.ArgumentParser, **options: Any) -> None:
+    """For commands that ask a running sidecar."""
+    command.add_argument(
+        "--admin",
+        metavar="URL",
+        help="where its admin port is (default: $SIDECAR_ADMIN, else the configuration's, else http://127.0.0.1:4141)",
+        **options,
+    )
+    _add_config(command, **options)
+    _add_json(command, **options)
+
+
+def _add_json(command: argparse.ArgumentParser, **options: Any) -> None:
+    command.add_argument("--json", action="store_true", help="answer in JSON, for programs", **options)
+
+
+def _add_check(commands: Any) -> None:
+    check = commands.add_parser(
+        "check",
+        help="explain what is wrong with a configuration, or where a host leads",
+        description="Explain what is wrong with a configuration. With --host: which upstream a host belongs to, where "
+        "its requests go, under which policy, and why.",
+    )
+    _add_config(check)
+    check.add_argument("--host", metavar="HOST", help="a host, host:port or url: what happens to requests for it")
+    _add_json(check)
+
+
+def _add_sessions(commands: Any) -> None:
+    sessions = commands.add_parser(
+        "sessions",
+        help="list requests that were retried, failed, refused or slow",
+        description="List requests worth looking at, newest first. `sidecar explain ID` tells the story of one.",
+    )
+    sessions.add_argument("--outcome", metavar="WORD", help="only those that ended so, as in recovered or exhausted")
+    sessions.add_argument("--upstream", metavar="NAME", help="only those of this upstream")
+    sessions.add_argument("--code", metavar="CODE", help="only those with this error code, as in NETWORK_TIMEOUT")
+    sessions.add_argument(
+        "--since", metavar="WHEN", help=f"only those since: {_DURATIONS} ago, or 2026-01-29T12:00:00Z"
+    )
+    sessions.add_argument("--limit", type=_count, default=20, metavar="N", help="at most so many (default: 20)")
+    sessions.add_argument("-f", "--follow", action="store_true", help="go on with new ones until interrupted")
+    _add_talking(sessions)
+
+
+def _add_explain(commands: Any) -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="tell what happened to one request, step by step, and why",
+        description="Tell what happened to one request, step by step: which rule decided, what would have changed it.",
+    )
+    explain.add_argument("id", metavar="ID", help="a session id: from `sidecar sessions`, or x-sidecar-session")
+    _add_talking(explain)
+
+
+def _add_breakers(commands: Any) -> None:
+    breakers = commands.add_parser(
+        "breakers",
+        help="show circuit breakers, reset them, or hold them open or closed",
+        description="Show the circuit breakers and their last changes. With an order: give it to those of an upstream.",
+    )
+    _add_talking(breakers)
+    orders = breakers.add_subparsers(dest="order", required=False, metavar="ORDER")
+    for name, text in ORDERS.items():
+        order = orders.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        order.add_argument("upstream", metavar="UPSTREAM", help="the name of an upstream, or host:port")
+        order.add_argument("--endpoint", metavar="HOST:PORT", help="one endpoint only (default: all of the upstream)")
+        if name != "reset":
+            order.add_argument("--ttl", metavar="TIME", help=f"for how long: {_DURATIONS} (default: until reset)")
+        order.add_argument("--reason", metavar="TEXT", help="why, for whoever looks at it")
+        _add_talking(order, default=argparse.SUPPRESS)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 10_000):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number from 1 to 10000")
+    return int(text)

@@ -1,0 +1,131 @@
+"""`sidecar sessions`: requests worth looking at, as a table, as JSON, or as they come.
+
+Law: newest first in a list, oldest first when following, each session once. JSON is the admin port's own; when
+following, one object per line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sidecar.cli.admin import Admin, find_address, telling_failures
+from sidecar.cli.table import Cell, Column, Table
+from sidecar.cli.terminal import Terminal
+from telemetry.record import BAD, GOOD
+from telemetry.sentences import seconds
+
+_PAGE = 100
+_MOST_PAGES = 10
+_POLL = 1.0
+_FILTERS = ("outcome", "upstream", "code", "since")
+_COLUMNS = (
+    Column("TIME (UTC)", importance=3),
+    Column("SESSION"),
+    Column("UPSTREAM", flexible=True, importance=4, least=10),
+    Column("REQUEST", flexible=True, importance=2, least=24),
+    Column("OUTCOME", least=13),
+    Column("RESULT", flexible=True, importance=5, least=12),
+    Column("TRIES", importance=4, right=True),
+    Column("TOOK", importance=1, right=True, least=7),
+)
+
+Session = dict[str, Any]
+
+
+@telling_failures
+def sessions(chosen: argparse.Namespace) -> int:
+    admin = Admin(find_address(chosen, os.environ))
+    filters = {name: getattr(chosen, name) for name in _FILTERS}
+    terminal = Terminal()
+    found, more = _list(admin, filters, chosen.limit)
+    if chosen.follow:
+        _follow(admin, filters, terminal, found, as_json=chosen.json)
+    elif chosen.json:
+        terminal.line(json.dumps({"items": found, "next_cursor": more}, indent=2))
+    elif not found:
+        terminal.line("No such sessions. Kept are requests that were retried, failed, refused or slow, for a day.")
+    else:
+        table = Table(terminal, _COLUMNS, rows := list(map(_row, found)))
+        table.head()
+        table.show(rows)
+        if more is not None:
+            terminal.line(terminal.paint(f"There are more; --limit {chosen.limit * 5} shows them.", "dim"))
+    return 0
+
+
+def _list(admin: Admin, filters: dict[str, str | None], limit: int) -> tuple[list[Session], str | None]:
+    found: list[Session] = []
+    cursor: str | None = None
+    while True:
+        page = admin.get("/sessions", limit=min(limit - len(found), 1000), cursor=cursor, **filters)
+        found += page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None or len(found) >= limit:
+            return found, cursor
+
+
+def _follow(
+    admin: Admin, filters: dict[str, str | None], terminal: Terminal, found: list[Session], *, as_json: bool
+) -> None:
+    seen = {session["session_id"] for session in found}
+    found.reverse()
+    table = Table(terminal, _COLUMNS, list(map(_row, found)), growing=True)
+    if not as_json:
+        table.head()
+    try:
+        while True:
+            if as_json:
+                for session in found:
+                    terminal.line(json.dumps(session))
+            else:
+                table.show(list(map(_row, found)))
+            terminal.flush()
+            time.sleep(_POLL)
+            found, seen = _news(admin, filters, seen)
+    except KeyboardInterrupt:
+        return  # that is how following ends
+
+
+def _news(admin: Admin, filters: dict[str, str | None], seen: set[str]) -> tuple[list[Session], set[str]]:
+    """Sessions that came since, oldest first, and the ids to know next time."""
+    found = []
+    known: set[str] = set()
+    for session in _newest(admin, filters):
+        known.add(session["session_id"])
+        if session["session_id"] not in seen:
+            found.append(session)
+    found.reverse()
+    return found, known
+
+
+def _newest(admin: Admin, filters: dict[str, str | None]) -> Iterator[Session]:
+    cursor = None
+    for _ in range(_MOST_PAGES):
+        page = admin.get("/sessions", limit=_PAGE, cursor=cursor, **filters)
+        yield from page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return
+
+
+def _row(session: Session) -> Sequence[Cell]:
+    outcome = session["outcome"]
+    colour = "green" if outcome in GOOD else "red" if outcome in BAD else "yellow"
+    error, result = session["final_error"], session["final_result"]
+    shown = error["type"] if error is not None else str(result["status"]) if result is not None else "-"
+    start = session["start_time"]
+    return (
+        Cell(f"{start[5:10]} {start[11:19]}", "dim"),
+        Cell(session["session_id"]),
+        Cell(session["upstream"]),
+        Cell(f"{session['method']} {session['url']}"),
+        Cell(outcome, colour),
+        Cell(shown),
+        Cell(str(session["total_attempts"])),
+        Cell(seconds(session["total_duration"])),
+    )
