@@ -15,6 +15,7 @@ import signal
 import uvloop
 
 from config.loader import ConfigError, Loaded, load
+from sidecar import lean_aiohttp  # noqa: F401  # before whatever else imports aiohttp
 from sidecar.assembly import CannotStart, Sidecar
 from telemetry.logs import Log
 
