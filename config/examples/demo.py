@@ -72,12 +72,25 @@ def call(address: str) -> str:
         return f"{failed.code} {told}   outcome={failed.headers['x-sidecar-outcome']}"
 
 
-def metrics(admin: str) -> str:
+def ask(admin: str, path: str) -> str:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"http://{admin}/metrics", timeout=5) as reply:
-        lines = reply.read().decode().splitlines()
+    with opener.open(f"http://{admin}{path}", timeout=5) as reply:
+        return str(reply.read().decode())
+
+
+def metrics(admin: str) -> str:
+    lines = ask(admin, "/metrics").splitlines()
     wanted = [line for line in lines if line.startswith(("sidecar_sessions_total", "sidecar_upstream_attempts_total"))]
-    return "\n".join("  " + line for line in wanted if not line.endswith(" 0.0"))
+    return "\n".join("  " + line for line in wanted if not line.endswith((" 0", " 0.0")))
+
+
+def explanation(admin: str) -> str:
+    """The story of the last request that was saved by a retry."""
+    kept = json.loads(ask(admin, "/sessions?outcome=recovered&limit=1"))["items"]
+    if not kept:
+        return "  (every call was answered at once this time)"
+    session = json.loads(ask(admin, f"/sessions/{kept[0]['session_id']}"))
+    return "\n".join(f"  {step['step']}. {step['what']}" for step in session["explanation"])
 
 
 async def main() -> None:
@@ -90,6 +103,7 @@ async def main() -> None:
             for number in range(1, CALLS + 1):
                 print(f"  call {number:2}: {await asyncio.to_thread(call, address)}")
             print(f"\nWhat the sidecar saw (http://{admin}/metrics):\n{await asyncio.to_thread(metrics, admin)}")
+            print(f"\nWhy it did what it did (http://{admin}/sessions):\n{await asyncio.to_thread(explanation, admin)}")
         finally:
             process.send_signal(signal.SIGTERM)
             await asyncio.to_thread(process.communicate)
