@@ -105,7 +105,8 @@ class Destination:
         turn = 0
         if len(choices) > 1:
             turn = self.upstream.next_turn % len(choices)
-            self.upstream.next_turn += 1
+            if not tried:  # a retry uses up no turn
+                self.upstream.next_turn = turn + 1
         if not tried or len(choices) == 1:
             choice = choices[turn]
             if choice.pool.closed:  # dropped as least recently used since
@@ -116,9 +117,11 @@ class Destination:
             if len(choices) == 1:
                 return None
         in_turn = [*choices[turn:], *choices[:turn]]
-        for choice in sorted(in_turn, key=lambda choice: choice in tried):
+        for choice in sorted(in_turn, key=lambda choice: _how_tried(choice, tried)):
             permit = choice.admit(now)
             if permit is not None:
+                if not tried:
+                    self.upstream.next_turn = choices.index(choice) + 1
                 return choice, permit
         return None
 
@@ -134,6 +137,12 @@ class Destination:
         origin = endpoint.origin
         pool = self.upstream.pool(origin, self._server_name or origin.host, proxy)
         return Choice(endpoint, proxy, pool, self._host or host_field(origin))
+
+
+def _how_tried(choice: Choice, tried: Collection[Choice]) -> tuple[bool, bool, bool]:
+    """Sorts another endpoint first, then another way to the same one."""
+    endpoints, proxies = {one.endpoint for one in tried}, {one.proxy for one in tried}
+    return choice.endpoint in endpoints, choice.proxy in proxies, choice in tried
 
 
 def host_field(origin: Origin) -> bytes:
