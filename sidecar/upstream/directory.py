@@ -134,8 +134,8 @@ class Directory:
         state = self.configured[name]
         if state.settings.endpoints:
             if state.settings.rewrite_host:
-                return Destination(state, b"", tuple(state.endpoints), "")
-            return Destination(state, written, tuple(state.endpoints), host)
+                return Destination(state, b"", state.origins, "")
+            return Destination(state, written, state.origins, host)
         if state.settings.tls == "originate":
             return Destination(state, written, [Origin("https", host, 443 if port == 80 else port)], host)
         return Destination(state, written, [Origin(scheme, host, port)], host)
@@ -143,7 +143,7 @@ class Directory:
     def _routed_destination(self, state: UpstreamState) -> Destination:
         if state.settings.endpoints:
             # `rewrite_host: false` on a route would name the sidecar itself; there is no other name to keep.
-            return Destination(state, b"", tuple(state.endpoints), "")
+            return Destination(state, b"", state.origins, "")
         first = next(entry for entry in state.settings.hosts if not entry.startswith("*"))
         host, port = parse_authority(first, what="host")
         return self._towards("http", host, port or DEFAULT_PORTS["http"], first.encode("ascii"))

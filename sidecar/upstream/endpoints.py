@@ -66,6 +66,7 @@ class UpstreamState:
         "name",
         "next_turn",
         "ordinary",
+        "origins",
         "pools",
         "proxies",
         "rules",
@@ -98,8 +99,10 @@ class UpstreamState:
         self.terms = Terms(rules.registry, rules.uniform, self.budget, rules.stages)
         self.turns = Turns(wiring.loop, settings)
         self.proxies = [ParentProxy(proxy, self._breaker(proxy.label)) for proxy in settings.egress_proxy]
-        for url in settings.endpoints:
-            self.endpoint(endpoint_origin(url, settings))
+        self.origins = tuple(endpoint_origin(url, settings) for url in settings.endpoints)
+        """Those of the settings alone; `endpoints` grows with what apps ask for, tunnels included."""
+        for origin in self.origins:
+            self.endpoint(origin)
         self.answer_lines = b"x-sidecar-upstream: %b\r\n%b" % (label.encode("ascii", "replace"), wiring.via_line)
         self.first_try_lines = b"x-sidecar-attempts: 1\r\nx-sidecar-outcome: first_try\r\n" + self.answer_lines
 
