@@ -10,6 +10,7 @@ PY := $(VENV)/bin/python
 # Errors only: pip warns about every index a machine is set up with that lacks a package.
 PIP := $(PY) -m pip --disable-pip-version-check --quiet --quiet
 ARGS ?=
+WORKERS ?= 2
 export PYTHON # `make PYTHON=…` picks the interpreter; see .ci/python
 
 CODE := sidecar telemetry config tests benchmarks dashboards
@@ -28,7 +29,7 @@ demo: $(VENV)/.installed ## a proxy, a flaky upstream and a client: see somethin
 
 .PHONY: test
 test: lint ## lint, then every test with branch coverage (ARGS="-k name")
-	$(PY) -m pytest --cov $(ARGS)
+	$(PY) -m pytest --cov -n $(WORKERS) --dist loadfile $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.installed-dev ## ruff, formatting, mypy
@@ -55,6 +56,12 @@ test: prometheus
 .PHONY: dashboards
 dashboards: | $(PY) ## write dashboards/*.json from their code
 	@$(PY) dashboards/generate.py
+
+.PHONY: dashboards-preview
+dashboards-preview: $(VENV)/.installed-dev ## play an incident and draw the dashboards into dashboards/preview
+	@.ci/system-packages prometheus=prometheus
+	@$(PIP) install --require-hashes -r dashboards/preview.lock
+	@$(PY) dashboards/preview.py
 
 # The lock files name versions and hashes, never the place they came from. UPGRADE=1 takes newer versions.
 COMPILE = $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
