@@ -133,8 +133,7 @@ class Materialiser:
             Attribute.ATTEMPT_KIND: attempt.kind,
         }
         _address(attributes, endpoint.rpartition("://")[2], Attribute.SERVER_ADDRESS, Attribute.SERVER_PORT)
-        if attempt.address:
-            _address(attributes, attempt.address, Attribute.PEER_ADDRESS, Attribute.PEER_PORT)
+        _peer(attributes, attempt)
         if attempt.status:
             attributes[Attribute.STATUS] = attempt.status
         if number:
@@ -167,8 +166,7 @@ class Materialiser:
         if session.attempts:
             attempt = session.attempts[-1]
             attributes[Attribute.TUNNEL_CONNECT] = round(attempt.ended - attempt.started, 6)
-            if attempt.address:
-                _address(attributes, attempt.address, Attribute.PEER_ADDRESS, Attribute.PEER_PORT)
+            _peer(attributes, attempt)
         return self._root("CONNECT", SERVER, session, trace, attributes)
 
     def _root(
@@ -261,10 +259,20 @@ def is_error(session: Session) -> bool:
 
 
 def _address(attributes: Attributes, authority: str, host_name: str, port_name: str) -> None:
-    host, colon, port = authority.rpartition("@")[2].rpartition(":")
-    if not (colon and port.isdigit()):
+    authority = authority.rpartition("@")[2]
+    host, colon, port = authority.rpartition(":")
+    if not (colon and port.isdigit()) or (":" in host and not host.endswith("]")):  # or an IPv6 address alone
         host, port = authority, ""
     if host:
         attributes[host_name] = host.strip("[]")
     if port:
         attributes[port_name] = int(port)
+
+
+def _peer(attributes: Attributes, attempt: Attempt) -> None:
+    """Who was connected to. The record may hold the address alone; the port is then that of the endpoint, or proxy."""
+    if attempt.address:
+        _address(attributes, attempt.address, Attribute.PEER_ADDRESS, Attribute.PEER_PORT)
+        port = (attempt.egress_proxy or attempt.endpoint).rpartition(":")[2]
+        if port.isdigit():
+            attributes.setdefault(Attribute.PEER_PORT, int(port))
