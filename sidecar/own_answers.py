@@ -108,10 +108,13 @@ class OwnAnswers(Driven):
         if self._client.transport is not None:
             peer = self._client.transport.get_extra_info("peername")
             record.client = peer[0] if peer else None
-        if record.attempts:
+        scheme, absolute, rest = record.target.partition("://")
+        if absolute and not scheme.startswith("/"):  # the app named its target, wherever the attempts went
+            host = rest.partition("/")[0].partition("?")[0]
+            port = {"http": ":80", "https": ":443"}.get(scheme.lower(), "")
+            record.host = host if host.rpartition(":")[2].isdigit() else host + port
+        elif record.attempts:
             record.host = record.attempts[-1].endpoint
-        elif request.target[:7].lower() == b"http://":
-            record.host = request.target[7:].partition(b"/")[0].decode("latin-1")
         elif request.host is not None:
             record.host = request.host.decode("latin-1")
         if upstream is not None:
