@@ -123,7 +123,7 @@ class Exchange(Retrying):
                 picked = self._destination.pick(now, self._tried)
                 if picked is None:
                     await self._fall_back(now)
-                    upstream = self._destination.upstream
+                    upstream, now = self._destination.upstream, clock.monotonic()
                     continue
                 self._choice, self._permit = picked
             attempt = self._begin_attempt(kind, now)

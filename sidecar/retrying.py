@@ -14,6 +14,7 @@ from typing import NoReturn
 from sidecar import clock
 from sidecar.failures import AttemptFailed, GaveUp
 from sidecar.policy.breaker import counts
+from sidecar.policy.choice import Chosen
 from sidecar.policy.classify import is_verdict
 from sidecar.policy.resend import honoured
 from sidecar.policy.retry import Failure, Situation, decide, resendable
@@ -92,11 +93,17 @@ class Retrying(Prepared):
             code, status=connection.status, phase=attempt.phase, verdict=server_verdict(fields), retry_after=wait
         )
         if failure.not_executed and wait:
-            policy = upstream.rules.choice.after(self.record.operation, code, self._overrides.policy).policy
+            policy = self._chosen(code).policy
             if policy.respect_retry_after:
                 key = self._proxy.credential_id(self._request).encode()
                 upstream.turns.gate.pause(key, now + min(wait, policy.retry_after_ceiling), now)
         return await self._decide(attempt, failure, now)
+
+    def _chosen(self, code: str) -> Chosen:
+        """The policy that follows on a failure with this code."""
+        assert self._upstream is not None
+        operation = self._operation.name if self._operation is not None else None
+        return self._upstream.rules.choice.after(operation, code, self._overrides.policy)
 
     def _may_replace(self, failed: AttemptFailed) -> bool:
         """Once per session, and only if the request may be sent again."""
@@ -108,14 +115,14 @@ class Retrying(Prepared):
 
     async def _decide(self, attempt: Attempt, failure: Failure, now: float) -> tuple[str, float] | None:
         """Ask the policies, write down what they say, and wait if they say so. None: the session ends here."""
-        upstream, record = self._upstream, self.record
+        upstream = self._upstream
         assert upstream is not None
         situation = self._situation_now()
         situation.previous_delay = attempt.delay
         situation.refused_for = None
-        if upstream.settings.fallback is None:
+        if self._fallback() is None:
             situation.refused_for = self._destination.retry_in(now) or None
-        chosen = upstream.rules.choice.after(record.operation, failure.code, self._overrides.policy)
+        chosen = self._chosen(failure.code)
         attempt.decision = decision = decide(failure, situation, chosen, upstream.terms, now)
         self._tried = (*self._tried, self._choice)
         if decision.delay is None:
@@ -123,9 +130,11 @@ class Retrying(Prepared):
             return None
         if self._connection is not None:
             self._let_go(self._connection)
-        self._next_delay, self._next_policy = decision.delay, chosen.id
-        if decision.delay and not self._falls_back(now):
-            await self._back_off(decision.delay)
+        # For the fallback there is nothing to wait for.
+        delay = 0.0 if self._fallback() is not None and self._destination.retry_in(now) > 0 else decision.delay
+        self._next_delay, self._next_policy = delay, chosen.id
+        if delay:
+            await self._back_off(delay)
         if self._proxy.draining:
             attempt.decision = ended = Decision(None, "draining", "the sidecar stopped while this waited for its retry")
             self._give_up(ended, failure)
@@ -184,18 +193,28 @@ class Retrying(Prepared):
 
     # ---- refused by breakers ---------------------------------------------------------------------------------
 
-    def _falls_back(self, now: float) -> bool:
-        """Whether the next attempt goes to the fallback: then there is nothing to wait for."""
-        upstream = self._upstream
+    def _fallback(self) -> str | None:
+        """Who takes the call when every breaker refuses. Not a tunnel: its bytes are for the host that it named. Not a
+        request that may have been executed: another provider does not know its key."""
+        upstream, record = self._upstream, self.record
         assert upstream is not None
-        return upstream.settings.fallback is not None and self._destination.retry_in(now) > 0
+        name = upstream.settings.fallback
+        if name is None or record.method == "CONNECT":
+            return None
+        situation = self._situation_now()
+        keyed, situation.keyed = situation.keyed, False
+        failures = [Failure(a.code or "", status=a.status, phase=a.phase) for a in record.attempts]
+        safe = all(resendable(failure, situation, situation.first).allowed for failure in failures)
+        situation.keyed = keyed
+        return name if safe else None
 
     async def _fall_back(self, now: float) -> None:
         """Every breaker refuses: on to `fallback`, if there is one. Only reached when nothing was sent yet, or when
         the last decision was that the request may be sent again."""
         upstream, request, record = self._upstream, self._request, self.record
         assert upstream is not None
-        if upstream.settings.fallback is None:
+        fallback = self._fallback()
+        if fallback is None:
             self._refused_by_breaker(now)
         if upstream.settings.fallback_credentials == "strip":
             request.lines = [line for line in request.lines if not _is_credential(line)]
@@ -204,8 +223,9 @@ class Retrying(Prepared):
             self._place = None
         upstream.in_flight -= 1
         record.fallback_from = record.fallback_from or upstream.label
-        self._destination = self._proxy.directory.fallback(upstream.settings.fallback)
+        self._destination = self._proxy.directory.fallback(fallback)
         self._upstream = upstream = self._destination.upstream
+        self._operation = upstream.rules.choice.operations.match(request.method, self._target)
         self._tried = ()
         upstream.in_flight += 1
         record.upstream = upstream.label
