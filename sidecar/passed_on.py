@@ -171,6 +171,7 @@ class PassedOn(OwnAnswers):
         record.outcome = "tunnelled"
         own = relay.sidecar_lines(record, self._upstream.answer_lines)
         tunnel = Tunnel(self._proxy, self._upstream, record, dialled)
+        self._complete_record()  # the tunnel ends when nothing of the exchange is left to ask
         try:
             check_room(self._proxy)
             client_transport, client_tail = self._client.hand_over()

@@ -86,7 +86,7 @@ class Side(asyncio.Protocol):
 class Tunnel:
     """Two sides and the record of what passed between them."""
 
-    __slots__ = ("_client", "_deadline", "_idle", "_proxy", "_record", "_state", "_upstream", "failure", "moved")
+    __slots__ = ("_client", "_deadline", "_idle", "_proxy", "_record", "_state", "_upstream", "moved")
 
     def __init__(self, proxy: Proxy, state: UpstreamState, record: Session, dialled: Side | None = None) -> None:
         self._proxy = proxy
@@ -97,7 +97,6 @@ class Tunnel:
         self._upstream = dialled or Side()
         self._deadline = 0.0
         self.moved = True
-        self.failure: BaseException | None = None
 
     @property
     def upstream_side(self) -> Side:
@@ -147,7 +146,8 @@ class Tunnel:
                 side.transport.abort()
 
     def side_lost(self, exc: BaseException | None) -> None:
-        self.failure = self.failure or exc
+        if exc is not None and self._upstream.transport is None and self._client.transport is not None:
+            self._record.code = "CONNECTION_RESET"  # by the upstream; an app may leave as it likes
         if self._client.transport is not None or self._upstream.transport is not None:
             return
         self._proxy.tunnels.discard(self)
@@ -158,7 +158,7 @@ class Tunnel:
         record.request_bytes = self._client.bytes
         record.response_bytes = self._upstream.bytes
         record.ended = clock.monotonic()
-        self._proxy.metrics.observe(record)
+        self._proxy.signals.observe(record)
 
 
 def connect_target(proxy: Proxy, target: str) -> Origin:

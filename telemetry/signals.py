@@ -27,6 +27,7 @@ from telemetry.record import Session
 from telemetry.redact import Redactor
 from telemetry.rotating import RotatingFile
 from telemetry.sessions import Sessions, Wall, is_interesting, serialise
+from telemetry.spans import span_count
 from telemetry.traces import Ids, Sampler, Traces
 from telemetry.writer import Writer
 
@@ -131,10 +132,12 @@ class Signals:
             self.events.session_ended(session)
             self._log_session(session, log_lines.level_of(session), Event.SESSION)
             self._record_errors(session)
-        elif self._until_sample <= 0:
-            self._until_sample = self._sample_every
-            if self._sample_every:
-                self.sessions.sample(session)
+        else:
+            self._until_sample -= session.outcome != "first_try"  # those `observe` has counted
+            if self._until_sample <= 0:
+                self._until_sample = self._sample_every
+                if self._sample_every:
+                    self.sessions.sample(session)
         if self._access and not interesting:
             self._log_session(session, "info", Event.ACCESS)
         if trace is None or self.export is None:
@@ -145,7 +148,7 @@ class Signals:
             self.metrics.exemplify(session, self._wall(session.ended))
             self.export.spans(session)
         else:
-            self.metrics.spans["unsampled"] += 1 + len(session.attempts)
+            self.metrics.spans["unsampled"] += span_count(session)
 
     def _log_session(self, session: Session, level: str, event: str) -> None:
         fields = partial(log_lines.session_fields, session, self.redactor)
