@@ -188,6 +188,7 @@ class Retrying(Prepared):
         record = self.record
         if record.attempts:
             record.forwarded = self._target.decode("latin-1")
+            record.scheme = self._choice.endpoint.origin.scheme
         if self._operation is not None:
             record.route = self._operation.path
 

@@ -135,6 +135,7 @@ class Session:
         "request_bytes",
         "response_bytes",
         "route",
+        "scheme",
         "session_id",
         "stage",
         "started",
@@ -181,6 +182,8 @@ class Session:
         # Filled only for sessions that are kept (see telemetry/sessions.py), so that healthy ones pay nothing.
         self.forwarded = ""
         """Path and query as sent upstream, where a stripped prefix makes them differ from the target's."""
+        self.scheme = ""
+        """What it was sent upstream with, http or https, which need not be what the app asked with."""
         self.host = ""
         """`host:port` of the target."""
         self.route: str | None = None

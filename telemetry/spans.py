@@ -79,6 +79,7 @@ class Materialiser:
         if session.forwarded:
             path, _, query = self._redactor.url(session.forwarded).partition("?")
         sent = path + (f"?{query}" if query else "")
+        scheme = session.scheme or scheme
         for number, attempt in enumerate(session.attempts):
             spans.append(self._client(session, trace, number, attempt, name, method, scheme, sent))
         return spans

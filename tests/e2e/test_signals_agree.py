@@ -503,6 +503,22 @@ async def test_the_session_names_the_target_of_the_app_and_the_attempt_where_it_
         assert ("127.0.0.1", upstream.port) == (went["network.peer.address"], went["network.peer.port"])
 
 
+async def test_the_attempt_says_https_where_tls_began_here(
+    http_only: Collector, watch: Watcher, start_upstream: UpstreamStarter
+) -> None:
+    async def no_tls(talk: Talk) -> None:
+        await talk.send(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+    environ, received = http_only
+    upstream = await start_upstream(no_tls)  # so the attempt fails, which is not the point
+    endpoint = f"https://127.0.0.1:{upstream.port}"
+    sidecar = await watch(environ, upstreams={"u": {"route": "/u", "endpoints": [endpoint]}})
+    assert "TLS_FAILURE" == (await ask(sidecar, request("GET", "/u/x", "x-sidecar-retry: off"))).json["error_code"]
+    await arrived(received, lambda: len(received.spans) == 2)
+    (tree,) = trees(received.spans).values()
+    assert ("http", f"{endpoint}/x") == (tree.shown["url.scheme"], attributes(tree.children[0])["url.full"])
+
+
 async def test_an_operation_gives_spans_their_name_and_their_route(
     http_only: Collector, watch: Watcher, start_upstream: UpstreamStarter
 ) -> None:
