@@ -139,10 +139,9 @@ class Destination:
         return Choice(endpoint, proxy, pool, self._host or host_field(origin))
 
 
-def _how_tried(choice: Choice, tried: Collection[Choice]) -> tuple[bool, bool, bool]:
-    """Sorts another endpoint first, then another way to the same one."""
-    endpoints, proxies = {one.endpoint for one in tried}, {one.proxy for one in tried}
-    return choice.endpoint in endpoints, choice.proxy in proxies, choice in tried
+def _how_tried(choice: Choice, tried: Collection[Choice]) -> tuple[int, int]:
+    """How often. Sorts another endpoint first, then another way to the same one."""
+    return sum(choice.endpoint is one.endpoint for one in tried), sum(choice.proxy is one.proxy for one in tried)
 
 
 def host_field(origin: Origin) -> bytes:
