@@ -6,6 +6,7 @@ made faster, so that what takes minutes in life takes seconds here.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -32,6 +33,8 @@ RATE = 50.0
 # What $__rate_interval is for a scrape interval of one second: four times that.
 RATE_INTERVAL = "4s"
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+LONGEST_BREAK = 2.5
+"""Seconds between two scrapes from which on a rehearsal is not worth judging."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -79,6 +82,8 @@ class Played:
         """The upstream is in this phase for so long, and alerts are watched meanwhile."""
         began = time.time()  # noqa: TID251 - Prometheus' clock is the wall's
         self.upstream.enter(phase)
+        if phase != "down":
+            self.mishaps()
         self.watch(seconds)
         self.phases[phase] = (began, time.time())  # noqa: TID251 - … here too
 
@@ -89,6 +94,13 @@ class Played:
                 if alert["state"] == "firing":
                     self.alerts.append((time.time(), alert["labels"]["alertname"], alert))  # noqa: TID251 - … and here
             time.sleep(min(0.5, left))
+
+    def stood_still(self) -> float:
+        """The longest time without a scrape, in seconds. Prometheus misses none unless the machine stops for a while,
+        and then neither panels nor alerts tell anything about the sidecar."""
+        [scraped] = self.prometheus.over('timestamp(up{job="sidecar"})', self.began, self.ended, 1)
+        times = sorted(set(scraped.values))
+        return max(after - before for before, after in itertools.pairwise(times))
 
     def fired(self) -> set[str]:
         return {name for _, name, _ in self.alerts}

@@ -1,0 +1,293 @@
+"""A dashboard drawn with matplotlib: an approximation of what Grafana would show, from the same queries and layout.
+
+Law: draws only what it is given. Numbers, colours, legends and places come from the dashboard's JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from tests.doubles.prometheus import Series
+
+Json = dict[str, Any]
+BACKGROUND, CARD, TEXT, FAINT = "#111217", "#181b1f", "#d0d2d8", "#6b6f76"
+PALETTE = "#73bf69 #f2cc0c #5794f2 #ff9830 #b877d9 #f2495c #8ab8ff #fade2a #96d98d #ffb357 #ca95e5 #e0b400".split()
+NAMED = {
+    "green": "#73bf69", "light-green": "#96d98d", "red": "#f2495c", "dark-red": "#c4162a", "orange": "#ff9830",
+    "dark-orange": "#fa6400", "yellow": "#fade2a", "blue": "#5794f2", "light-blue": "#8ab8ff",
+    "super-light-blue": "#c0d8ff", "purple": "#b877d9",
+}  # fmt: skip
+UNIT, GAP = 0.3, 0.12
+"""Inches for one step of Grafana's grid, and between panels."""
+
+
+def color(name: str) -> str:
+    return NAMED.get(name, name)
+
+
+def shown(value: float, unit: str) -> str:
+    """A number as a person reads it."""
+    if unit == "percentunit":
+        return f"{value * 100:.3g} %" if value < 10 else f"{value * 100:.0f} %"
+    if unit == "s":
+        if value < 0.001:
+            return f"{value * 1e6:.3g} µs"
+        return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
+    if unit in ("bytes", "Bps"):
+        for word in ("B", "KiB", "MiB", "GiB", "TiB"):
+            if value < 1024 or word == "TiB":
+                return f"{value:.3g} {word}" + ("/s" if unit == "Bps" else "")
+            value /= 1024
+    after = {"reqps": " req/s", "ops": " /s"}.get(unit, "")
+    return f"{value:.0f}{after}" if value >= 100 or value == int(value) else f"{value:.3g}{after}"
+
+
+def legend(target: Json, series: Series) -> str:
+    text = target["legendFormat"]
+    if text == "__auto":
+        return " ".join(series.labels.values())
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: series.labels.get(found[1], ""), text)
+
+
+class Drawn:
+    """One panel to draw into: its JSON, its answers (per target) and the time they span."""
+
+    def __init__(self, panel: Json, answers: Sequence[Sequence[Series]], began: float, phases: Json) -> None:
+        self.panel = panel
+        self.defaults = panel["fieldConfig"]["defaults"]
+        self.unit = self.defaults["unit"]
+        self.began = began
+        self.phases = phases
+        self.answers = answers
+        self.lines = [
+            (legend(target, each), each)
+            for target, found in zip(panel["targets"], answers, strict=True)
+            for each in found
+        ]
+
+    def fixed(self, name: str, place: int) -> str:
+        for override in self.panel["fieldConfig"]["overrides"]:
+            if override["matcher"] == {"id": "byName", "options": name}:
+                for each in override["properties"]:
+                    if each["id"] == "color":
+                        return color(each["value"]["fixedColor"])
+        return PALETTE[place % len(PALETTE)]
+
+    def judged(self, value: float, steps: Sequence[Json] | None = None) -> str:
+        chosen = "green"
+        for step in steps or self.defaults["thresholds"]["steps"]:
+            if step["value"] is None or value >= step["value"]:
+                chosen = step["color"]
+        return color(chosen)
+
+    def seconds(self, series: Series) -> list[float]:
+        return [at - self.began for at, _ in series.points]
+
+    def broken(self, series: Series) -> tuple[list[float], list[float]]:
+        """Times and values with a hole wherever a second is missing: a gap stays a gap."""
+        moments, values = [], []
+        for moment, value in zip(self.seconds(series), series.values, strict=True):
+            if moments and moment - moments[-1] > 1.5:
+                moments.append(moment)
+                values.append(float("nan"))
+            moments.append(moment)
+            values.append(value)
+        return moments, values
+
+
+def _number(at: Axes, drawn: Drawn) -> None:
+    at.axis("off")
+    if not drawn.lines:
+        at.text(0.5, 0.45, drawn.defaults.get("noValue", "no data"), color=FAINT, ha="center", va="center", fontsize=11)
+        return
+    drawn.lines[:] = drawn.lines[:3]
+    mappings = {key: word["text"] for each in drawn.defaults["mappings"] for key, word in each["options"].items()}
+    for place, (name, series) in enumerate(drawn.lines):
+        value = series.values[-1]
+        text = mappings.get(f"{value:g}", shown(value, drawn.unit))
+        if drawn.panel["options"].get("textMode") == "value_and_name" or len(drawn.lines) > 1:
+            text = f"{name}: {text}"
+        size = 17 if len(drawn.lines) == 1 and len(text) < 10 else 10
+        height = 0.45 + 0.22 * ((len(drawn.lines) - 1) / 2 - place)
+        at.text(0.5, height, text, color=drawn.judged(value), ha="center", va="center", fontsize=size, weight="bold")
+
+
+def _lines(at: Axes, drawn: Drawn) -> None:
+    custom = drawn.defaults["custom"]
+    # A line that is never more than zero keeps its place and loses its name, or the names would hide the rest.
+    names = [name if max(series.values) > 0 else f"_{name}" for name, series in drawn.lines]
+    if custom["stacking"]["mode"] == "normal":
+        moments = sorted({moment for _, series in drawn.lines for moment in drawn.seconds(series)})
+        heights = []
+        for _, series in drawn.lines:
+            known = dict(zip(drawn.seconds(series), series.values, strict=True))
+            heights.append([known.get(moment, 0.0) for moment in moments])
+        fills = [drawn.fixed(name.lstrip("_"), place) for place, name in enumerate(names)]
+        at.stackplot(moments, heights, colors=fills, alpha=0.75, linewidth=0, labels=names)
+    else:
+        for place, (name, (_, series)) in enumerate(zip(names, drawn.lines, strict=True)):
+            chosen = drawn.fixed(name.lstrip("_"), place)
+            if custom["drawStyle"] == "bars":
+                at.bar(drawn.seconds(series), series.values, width=0.8, color=chosen, alpha=0.7, label=name)
+            else:
+                at.plot(*drawn.broken(series), color=chosen, linewidth=1.2, label=name)
+    if custom["thresholdsStyle"]["mode"] != "off":
+        for step in drawn.defaults["thresholds"]["steps"][1:]:
+            if step["value"] <= at.get_ylim()[1]:
+                at.axhline(step["value"], color=color(step["color"]), linestyle="--", linewidth=0.8)
+    at.set_ylim(bottom=0)
+    if all(name.startswith("_") for name in names) and names:
+        at.set_ylim(top=1)
+    if "max" in drawn.defaults:
+        at.set_ylim(top=drawn.defaults["max"] * 1.05)
+    at.yaxis.set_major_formatter(lambda value, _: shown(value, drawn.unit))
+    _keys(at, sum(not name.startswith("_") for name in names))
+
+
+def _keys(at: Axes, count: int) -> None:
+    if count:
+        at.legend(
+            loc="upper left", bbox_to_anchor=(0, -0.16), ncols=3, fontsize=5.5, frameon=False, labelcolor=TEXT,
+            handlelength=1, columnspacing=1, borderaxespad=0,
+        )  # fmt: skip
+
+
+def _states(at: Axes, drawn: Drawn) -> None:
+    words = drawn.defaults["mappings"][0]["options"]
+    for place, (_, series) in enumerate(drawn.lines):
+        for moment, value in zip(drawn.seconds(series), series.values, strict=True):
+            at.barh(place, 1.02, left=moment, height=0.7, color=color(words[f"{value:g}"]["color"]), linewidth=0)
+        name = drawn.lines[place][0].split(" (")[0]
+        at.text(0.5, place, name, color="black", fontsize=7, va="center")
+    at.set_yticks([])
+    for word in words.values():
+        at.barh(0, 0, color=color(word["color"]), label=word["text"])
+    _keys(at, len(words))
+
+
+def _heat(at: Axes, drawn: Drawn) -> None:
+    rows = sorted((float(series.labels["le"]), series) for _, series in drawn.lines)
+    before: dict[float, float] = {}
+    for place, (_, series) in enumerate(rows):
+        here = dict(zip(drawn.seconds(series), series.values, strict=True))
+        for moment, value in here.items():
+            share = max(0.0, value - before.get(moment, 0.0))
+            if share > 0:
+                at.barh(
+                    place, 1, left=moment, height=0.95, color="#ff9830", alpha=min(1.0, 0.15 + (share / 120) ** 0.5)
+                )
+        before = here
+    at.set_yticks(range(len(rows)), [f"{bound:g}" for bound, _ in rows])
+
+
+def _table(at: Axes, drawn: Drawn) -> None:
+    at.axis("off")
+    renamed = drawn.panel["transformations"][-1]["options"]["renameByName"]
+    key = next(iter(renamed))
+    rows: dict[str, dict[str, float]] = {}
+    columns = [name for name in dict.fromkeys(renamed.values()) if name != renamed[key]]
+    for column, found in zip(columns, drawn.answers, strict=True):
+        for series in found:
+            rows.setdefault(series.labels[key], {})[column] = series.values[-1]
+    units = {
+        override["matcher"]["options"]: {each["id"]: each["value"] for each in override["properties"]}
+        for override in drawn.panel["fieldConfig"]["overrides"]
+    }
+    places = [0.01, *(0.25 + 0.75 * number / len(columns) for number in range(len(columns)))]
+    for place, word in zip(places, [renamed[key], *columns], strict=True):
+        at.text(place, 0.9, word, color=FAINT, fontsize=7, va="center")
+    for line, (name, values) in enumerate(sorted(rows.items(), key=lambda row: -row[1].get(columns[0], 0))):
+        height = 0.74 - 0.17 * line
+        at.text(places[0], height, name, color="#6e9fff", fontsize=8, va="center")
+        for place, column in zip(places[1:], columns, strict=True):
+            value, looks = values.get(column), units[column]
+            text = "–" if value is None else shown(value, looks["unit"])
+            tint = (
+                drawn.judged(value, looks["thresholds"]["steps"])
+                if value is not None and "thresholds" in looks
+                else TEXT
+            )
+            at.text(place, height, text, color=tint, fontsize=8, va="center")
+
+
+def _bars(at: Axes, drawn: Drawn) -> None:
+    names = [name for name, _ in drawn.lines]
+    at.barh(names, [series.values[-1] for _, series in drawn.lines], color=PALETTE[2], height=0.5)
+
+
+KINDS: dict[str, Callable[[Axes, Drawn], None]] = {
+    "stat": _number, "gauge": _number, "timeseries": _lines, "state-timeline": _states, "heatmap": _heat,
+    "table": _table, "bargauge": _bars,
+}  # fmt: skip
+
+
+def draw(board: Json, panels: Sequence[Drawn], caption: str, file: Path) -> None:
+    """All panels where the dashboard has them, row headings included."""
+    height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
+    width_in, height_in = 24 * UNIT * 1.9, height * UNIT + 0.7
+    figure = plt.figure(figsize=(width_in, height_in), facecolor=BACKGROUND)
+    figure.text(0.01, 1 - 0.22 / height_in, board["title"], color=TEXT, fontsize=14, weight="bold", va="center")
+    figure.text(0.99, 1 - 0.22 / height_in, caption, color=FAINT, fontsize=7, va="center", ha="right")
+
+    def box(place: Json, inner: float) -> tuple[float, float, float, float]:
+        top = 1 - (0.45 + place["y"] * UNIT) / height_in
+        left, high = place["x"] / 24, place["h"] * UNIT / height_in
+        side, edge = inner / width_in, inner / height_in
+        return left + side, top - high + edge, place["w"] / 24 - 2 * side, high - 2 * edge
+
+    for panel in board["panels"]:
+        if panel["type"] == "row":
+            left, bottom, _, high = box(panel["gridPos"], 0)
+            figure.text(left + 0.008, bottom + high / 2, panel["title"], color=TEXT, fontsize=9, va="center")
+    for drawn in panels:
+        left, bottom, wide, high = box(drawn.panel["gridPos"], GAP / 2)
+        figure.add_artist(
+            plt.Rectangle((left, bottom), wide, high, facecolor=CARD, transform=figure.transFigure, zorder=-1)
+        )
+        title = 0.2 / height_in
+        figure.text(
+            left + 0.005, bottom + high - title * 0.7, drawn.panel["title"], color=TEXT, fontsize=7.5, va="center"
+        )
+        if drawn.panel["type"] in ("stat", "gauge", "table"):
+            at = figure.add_axes((left, bottom, wide, high - title), facecolor=CARD)
+        else:
+            at = figure.add_axes(
+                (left + 0.05, bottom + 0.7 / height_in, wide - 0.06, high - title - 0.8 / height_in), facecolor=CARD
+            )
+            _axis(at, drawn)
+        KINDS[drawn.panel["type"]](at, drawn)
+    file.parent.mkdir(exist_ok=True)
+    figure.savefig(file, dpi=100, facecolor=BACKGROUND)
+    plt.close(figure)
+
+
+def _axis(at: Axes, drawn: Drawn) -> None:
+    at.tick_params(colors=FAINT, labelsize=6, length=2)
+    for side in at.spines.values():
+        side.set_color("#2c3036")
+    at.grid(color="#22252b", linewidth=0.5)
+    at.set_axisbelow(True)
+    end = max(ended for _, ended in drawn.phases.values()) - drawn.began
+    at.set_xlim(0, end)
+    at.set_xticks([(start - drawn.began) for start, _ in drawn.phases.values()], list(drawn.phases), ha="left")
+    if not drawn.lines:
+        at.text(
+            end / 2,
+            0.5,
+            "no data",
+            color=FAINT,
+            ha="center",
+            va="center",
+            fontsize=9,
+            transform=at.get_xaxis_transform(),
+        )
