@@ -88,6 +88,7 @@ class Dialler:
         tunnel: bool,
     ) -> tuple[P, str]:
         """The same behind a parent proxy: a plain connection to it for http, CONNECT and then TLS for https."""
+        opening: ProxyOpening | None = None
         try:
             async with asyncio.timeout(timeout):
                 await self._check_behind_proxy(origin)
@@ -108,12 +109,18 @@ class Dialler:
                 assert secured is not None
                 protocol.connection_made(secured)
                 return protocol, address
-        except AttemptFailed as failed:
-            failed.at_proxy = True
+        except (AttemptFailed, OSError, ssl.SSLError) as error:
+            if isinstance(error, AttemptFailed):
+                failed = error
+            elif opening is None:  # out of time, and it was the proxy that was waited for
+                failed = _translated(error, "connect", proxy.origin, timeout)
+            else:
+                raise _translated(error, "tls", origin, timeout) from error
+            failed.at_proxy = opening is None or not opening.target_unreachable
             failed.message = f"through the egress proxy {proxy.label}: {failed.message}"
-            raise
-        except (OSError, ssl.SSLError) as error:
-            raise _translated(error, "tls", origin, timeout) from error
+            if failed is error:
+                raise
+            raise failed from error
 
     async def _check_behind_proxy(self, origin: Origin) -> None:
         """The proxy resolves the name, so all that can be checked is what the name means here, if anything."""

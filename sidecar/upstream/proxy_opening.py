@@ -22,6 +22,8 @@ class ProxyOpening(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._received = b""
+        self.target_unreachable = False
+        """The proxy itself is well, it says, but it does not reach the target."""
         self._answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -68,6 +70,7 @@ class ProxyOpening(asyncio.Protocol):
             if behind:
                 return AttemptFailed("PROTOCOL_ERROR", "it sent bytes before the tunnel was used", NOT_CONNECTED)
             return None
+        self.target_unreachable = code in (502, 504)
         hint = "; give `egress_proxy` a user and password it accepts" if code == 407 else ""
         kind = "CONNECT_TIMEOUT" if code == 504 else "CONNECTION_REFUSED"
         return AttemptFailed(kind, f"it answered CONNECT with {code}{hint}", NOT_CONNECTED)
