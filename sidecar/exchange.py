@@ -164,6 +164,8 @@ class Exchange(Retrying):
     def _begin_attempt(self, kind: str, now: float) -> Attempt:
         record = self.record
         attempt = Attempt(kind, self._choice.label, now)
+        if self._choice.proxy is not None:
+            attempt.egress_proxy = self._choice.proxy.label
         if self._permit.probe:
             attempt.breaker = "half_open"
             if kind != "stale":  # which does not count against max_attempts, probe or not
@@ -201,9 +203,9 @@ class Exchange(Retrying):
         if trace is not None:
             own_lines += self._trace_lines(trace, attempt)
         target = self._target
-        if choice.proxy is not None:
-            attempt.egress_proxy = choice.proxy.label
-            target, own_lines = choice.prefix + target, own_lines + choice.proxy_lines
+        if choice.prefix:
+            target = choice.prefix if target == b"*" else choice.prefix + target  # RFC 9112, 3.2.4
+            own_lines += choice.proxy_lines
         return request_head(request.method.encode(), target, choice.host, request.lines, own_lines, framing)
 
     def _send(self, connection: UpstreamConnection, attempt: Attempt) -> None:
