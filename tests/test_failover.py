@@ -127,7 +127,6 @@ async def test_an_open_endpoint_is_passed_over_and_comes_back(
     for _ in range(4):
         assert 200 == (await app.ask(GET)).status
     flaky.script = always(OK)
-    await until(lambda: sidecar.proxy.directory.configured["u"].endpoints is not None)
     (_, breaker_of_flaky), _ = sidecar.proxy.directory.configured["u"].breakers()
     await until(lambda: breaker_of_flaky.state(asyncio.get_running_loop().time()) == "half_open")
     for _ in range(4):
