@@ -206,7 +206,7 @@ class Exchange(Retrying):
         if choice.prefix:
             target = choice.prefix if target == b"*" else choice.prefix + target  # RFC 9112, 3.2.4
             own_lines += choice.proxy_lines
-        return request_head(request.method.encode(), target, choice.host, request.lines, own_lines, framing)
+        return request_head(request.verb, target, choice.host, request.lines, own_lines, framing)
 
     def _send(self, connection: UpstreamConnection, attempt: Attempt) -> None:
         """Begin to send the request."""

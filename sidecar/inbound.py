@@ -114,8 +114,9 @@ class Downstream(RequestReader):
         if self._waiting:
             if self._exchange is None:
                 self._run_waiting()
-            if self._waiting:
-                self.regulate()
+                if not self._waiting:
+                    return
+            self.regulate()
 
     def _parse_on(self) -> None:
         """Take up what was received but not parsed, as far as it is wanted now."""

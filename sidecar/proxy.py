@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,16 +90,12 @@ class Proxy:
         self.downstreams: Collection[object] = ()  # the listener's connections, once there is one
         self.tunnels: set[Tunnel] = set()
         self._id_prefix = clock.unguessable(16).encode()
-        self._numbers = itertools.count(1)
+        self.next_session_id = _session_ids(self._id_prefix).__next__
         self.date_line = b""
         self.refresh_date(clock.monotonic())
         self.ticker.every(1.0, self.refresh_date)
         self.ticker.every(1.0, self.directory.sweep)
         self.ticker.every(1.0, self.signals.tick)
-
-    def next_session_id(self) -> bytes:
-        """Unique across processes by a random prefix, within one by a count; a UUID costs ten times as much."""
-        return b"%b%08x" % (self._id_prefix, next(self._numbers))
 
     def drain(self) -> None:
         """No new retries; every answer from here on says `Connection: close`."""
@@ -127,3 +123,9 @@ class Proxy:
             self.signals.breaker_would_open(upstream, endpoint, why)
 
         return Breaker(settings, changed, would_open)
+
+
+def _session_ids(prefix: bytes) -> Iterator[bytes]:
+    """Unique across processes by a random prefix, within one by a count; a UUID costs ten times as much."""
+    for number in itertools.count(1):
+        yield b"%b%08x" % (prefix, number)

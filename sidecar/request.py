@@ -77,11 +77,14 @@ class Request:
         "transfer_encoding",
         "unusual",
         "upgrade",
+        "verb",
         "via",
     )
 
     def __init__(self) -> None:
         self.method = ""
+        self.verb = b""
+        """The method as it is sent."""
         self.target = b""
         self.lines: list[bytes] = []
         self.host: bytes | None = None
@@ -232,7 +235,8 @@ class RequestReader(RequestHandler):
             self._body, self._body_again = self._body_again, None
             return
         parser = self.parser
-        request.method = _METHODS[parser.get_method()]
+        request.verb = verb = parser.get_method()
+        request.method = _METHODS[verb]
         request.keep_alive = keep_alive = parser.should_keep_alive()
         if not keep_alive or request.connection is not None:
             # Only then can it be anything but HTTP/1.1: asking for the version costs more than the rest of this.

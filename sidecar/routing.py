@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Generic, NamedTuple, TypeVar
 
 from config.model import Settings
 from sidecar.failures import Malformed, Refused
@@ -111,12 +112,11 @@ def origin_path(rest: bytes, method: str) -> bytes:
 
 
 class Router:
-    """The configured `hosts` and `route`s, ready to be asked."""
+    """The configured `hosts`, ready to be asked."""
 
     def __init__(self, settings: Settings) -> None:
         self._exact: dict[Authority, str] = {}
         self._suffixes: list[tuple[str, int, str]] = []
-        routes: list[tuple[bytes, str]] = []
         for name, upstream in settings.upstreams.items():
             for entry in upstream.hosts:
                 if entry.startswith("*."):
@@ -124,17 +124,8 @@ class Router:
                     self._suffixes.append((suffix, int(port or 0), name))
                 else:
                     self._exact[parse_authority(entry, what="host")] = name
-            if upstream.route is not None:
-                routes.append((upstream.route.encode("ascii").rstrip(b"/"), name))
-        # Most specific first: longer suffixes, then those that name a port; longer routes.
+        # Most specific first: longer suffixes, then those that name a port.
         self._suffixes.sort(key=lambda entry: (-len(entry[0]), -entry[1]))
-        routes.sort(key=lambda route: -len(route[0]))
-        self._routes = [(route, len(route), name) for route, name in routes]
-        self._by_first_segment: dict[bytes, list[tuple[bytes, int, str]]] | None = None
-        if len(routes) > _FEW_ROUTES:
-            self._by_first_segment = {}
-            for ready in self._routes:
-                self._by_first_segment.setdefault(ready[0][1:].partition(b"/")[0], []).append(ready)
 
     def by_host(self, host: str, port: int) -> str | None:
         """`port` is the real one, defaults filled in. An entry without a port matches every port."""
@@ -146,17 +137,34 @@ class Router:
                 return candidate
         return None
 
-    def by_path(self, path: bytes) -> tuple[str, bytes] | None:
-        """The upstream whose route is the longest prefix ending at a segment border, and the rest of the path."""
+
+T = TypeVar("T")
+
+
+class Routes(Generic[T]):
+    """What the `route`s lead to. The longest that ends at a segment border wins."""
+
+    def __init__(self, leading_to: Mapping[str, T]) -> None:
+        routes = [(route.encode("ascii").rstrip(b"/"), there) for route, there in leading_to.items()]
+        routes.sort(key=lambda route: -len(route[0]))
+        self._routes = [(route, len(route), there) for route, there in routes]
+        self._by_first_segment: dict[bytes, list[tuple[bytes, int, T]]] | None = None
+        if len(routes) > _FEW_ROUTES:
+            self._by_first_segment = {}
+            for ready in self._routes:
+                self._by_first_segment.setdefault(ready[0][1:].partition(b"/")[0], []).append(ready)
+
+    def find(self, path: bytes) -> tuple[T, bytes] | None:
+        """Where a path leads, and the rest of it behind the route."""
         routes = self._routes if self._by_first_segment is None else self._likely(path)
-        for route, size, name in routes:
+        for route, size, there in routes:
             if path.startswith(route):
                 rest = path[size:]
                 if rest[:1] in _BORDERS:
-                    return name, rest
+                    return there, rest
         return None
 
-    def _likely(self, path: bytes) -> list[tuple[bytes, int, str]]:
+    def _likely(self, path: bytes) -> list[tuple[bytes, int, T]]:
         """Among many routes, those that begin with the same segment, and the one that catches everything."""
         assert self._by_first_segment is not None
         first = path[1:].partition(b"/")[0].partition(b"?")[0]

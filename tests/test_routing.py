@@ -16,7 +16,7 @@ from sidecar.headers import ResponseFields, request_head, trailer_lines, without
 from sidecar.policy.classify import code_of, is_verdict
 from sidecar.policy.resend import may_resend
 from sidecar.request import Request, RequestReader
-from sidecar.routing import Authority, Origin, Router, origin_path, parse_authority, split_absolute
+from sidecar.routing import Authority, Origin, Router, Routes, origin_path, parse_authority, split_absolute
 from sidecar.upstream.connection import UpstreamConnection
 from sidecar.upstream.destination import Choice, Destination
 from telemetry.record import CONNECTED, NOT_CONNECTED, PARTLY_SENT, SENT
@@ -139,8 +139,8 @@ def test_hosts_are_compared_without_regard_to_case() -> None:
 # ---- routes ------------------------------------------------------------------------------------------------------
 
 
-def routes(*prefixes: str) -> Router:
-    return router(**{f"r{i}": {"route": route, "hosts": [f"h{i}.test"]} for i, route in enumerate(prefixes)})
+def routes(*paths: str) -> Routes[str]:
+    return Routes({path: f"r{number}" for number, path in enumerate(paths)})
 
 
 @pytest.mark.parametrize(
@@ -160,15 +160,15 @@ def routes(*prefixes: str) -> Router:
     ],
 )
 def test_a_route_ends_at_a_segment_border(path: str, found: tuple[str, str] | None) -> None:
-    assert (found and (found[0], found[1].encode())) == routes("/pay").by_path(path.encode())
+    assert (found and (found[0], found[1].encode())) == routes("/pay").find(path.encode())
 
 
 @pytest.mark.parametrize("others", [0, 20])
 def test_the_longest_route_wins(others: int) -> None:
     found = routes("/a", "/a/b", "/", *(f"/other{number}" for number in range(others)))
-    assert ("r1", b"/c") == found.by_path(b"/a/b/c")
-    assert ("r0", b"/bc") == found.by_path(b"/a/bc")
-    assert ("r2", b"/other") == found.by_path(b"/other")
+    assert ("r1", b"/c") == found.find(b"/a/b/c")
+    assert ("r0", b"/bc") == found.find(b"/a/bc")
+    assert ("r2", b"/other") == found.find(b"/other")
 
 
 # ---- destinations ------------------------------------------------------------------------------------------------

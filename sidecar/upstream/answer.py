@@ -157,14 +157,15 @@ class AnswerReader:
             self.complete = True
             self.ready = True
             return
-        self._frame(head)
-
-    def _frame(self, head: ResponseFields) -> None:
         length = head.content_length
-        if length is not None:
-            if length <= self._buffer_limit and not head.event_stream:
-                self.buffered = True
-                return  # the exchange hears of it when it is complete
+        if length is not None and length <= self._buffer_limit and not head.event_stream:
+            self.buffered = True  # the exchange hears of it when it is complete
+        else:
+            self._begin_stream(head)
+
+    def _begin_stream(self, head: ResponseFields) -> None:
+        if head.content_length is not None:
+            pass  # large, or events
         elif head.transfer_encoding is not None:
             if head.transfer_encoding.strip().lower() != b"chunked":
                 raise self._refuse("the response uses a transfer coding other than chunked")

@@ -12,7 +12,7 @@ from config.model import Upstream
 from sidecar import clock
 from sidecar.egress import Egress
 from sidecar.failures import Refused
-from sidecar.routing import DEFAULT_PORTS, Origin, Router, bracketed, parse_authority
+from sidecar.routing import DEFAULT_PORTS, Origin, Router, Routes, bracketed, parse_authority
 from sidecar.upstream.destination import Destination
 from sidecar.upstream.endpoints import AUTOMATIC, UpstreamState
 from sidecar.upstream.pool import Wiring
@@ -43,11 +43,13 @@ class Directory:
         self._by_authority: dict[bytes, Destination] = {}
         self.hosts: dict[bytes | None, Destination | None] = {}
         """What `by_host` has found so far, for whoever looks often."""
-        self._routed = {
-            name: (self._routed_destination(state), state.settings.strip_prefix)
-            for name, state in self.configured.items()
-            if state.settings.route is not None
-        }
+        self.routes = Routes(
+            {
+                state.settings.route: (self._routed_destination(state), state.settings.strip_prefix)
+                for state in self.configured.values()
+                if state.settings.route is not None
+            }
+        )
         self.connect_ports = egress.connect_ports | _ports_of(self.configured.values())
 
     def states(self) -> Iterator[UpstreamState]:
@@ -83,11 +85,11 @@ class Directory:
 
     def by_route(self, path: bytes) -> tuple[Destination, bytes] | None:
         """For an origin-form target under an upstream's `route`: where, and the path to ask for."""
-        match = self.router.by_path(path)
-        if match is None:
+        found = self.routes.find(path)
+        if found is None:
             return None
-        destination, strip_prefix = self._routed[match[0]]
-        return destination, match[1] if strip_prefix else path
+        destination, strip_prefix = found[0]
+        return destination, found[1] if strip_prefix else path
 
     def tunnel(self, origin: Origin) -> Destination:
         """For a CONNECT: the upstream it is counted under, and a breaker of its own for that host and port."""
