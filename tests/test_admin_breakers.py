@@ -175,9 +175,8 @@ async def test_every_order_is_written_down_with_who_before_and_after(sidecar: Ru
     assert line["body"].startswith("ordered force-open of the breaker of u at 127.0.0.1:")
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "field", "words"),
-    [
+async def test_an_order_that_cannot_be_followed_names_what_is_wrong(sidecar: Running) -> None:
+    for path, body, status, field, words in [
         ("/breakers/uu/reset", None, 404, "upstream", 'did you mean "u"?'),
         ("/breakers/pear/reset", None, 404, "upstream", 'did you mean "pair"?'),
         ("/breakers/u/rest", None, 404, "action", 'did you mean "reset"?'),
@@ -185,15 +184,11 @@ async def test_every_order_is_written_down_with_who_before_and_after(sidecar: Ru
         ("/breakers/u/reset", {"ttl": "1m"}, 400, "ttl", "leave `ttl` out"),
         ("/retries/of", None, 404, "action", "enable, disable"),
         ("/retries/enabled", None, 404, "action", 'did you mean "enable"?'),
-    ],
-)
-async def test_an_order_that_cannot_be_followed_names_what_is_wrong(
-    sidecar: Running, path: str, body: Any, status: int, field: str, words: str
-) -> None:
-    reply = await order(sidecar, path, body)
-    assert (status, [field]) == (reply.status, at_fault(reply))
-    assert words in reply.json["message"]
-    assert [] == (await admin(sidecar, "/breakers")).json["transitions"]
+    ]:
+        reply = await order(sidecar, path, body)
+        assert (status, [field]) == (reply.status, at_fault(reply))
+        assert words in reply.json["message"]
+        assert [] == (await admin(sidecar, "/breakers")).json["transitions"]
 
 
 async def test_an_upstream_that_has_no_breaker_yet_cannot_be_ordered_and_the_reason_is_told(sidecar: Running) -> None:

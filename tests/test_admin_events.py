@@ -143,11 +143,11 @@ async def test_an_id_of_an_earlier_life_gets_what_is_known_and_the_gap(start_sid
     assert ["gap", "config_changed", "config_changed"] == [(await reader.event()).type for _ in range(3)]
 
 
-@pytest.mark.parametrize("wrong", ["5", "evt_1", "evt_x_1", "evt_1_1; drop", ""])
-async def test_what_is_not_an_id_is_refused(start_sidecar: Starter, wrong: str) -> None:
+async def test_what_is_not_an_id_is_refused(start_sidecar: Starter) -> None:
     sidecar = await start_sidecar()
-    reply = await admin(sidecar, "/events", f"Last-Event-ID: {wrong}")
-    assert (400, ["Last-Event-ID"]) == (reply.status, at_fault(reply))
+    for wrong in ["5", "evt_1", "evt_x_1", "evt_1_1; drop", ""]:
+        reply = await admin(sidecar, "/events", f"Last-Event-ID: {wrong}")
+        assert (400, ["Last-Event-ID"]) == (reply.status, at_fault(reply))
 
 
 async def test_a_reader_that_is_overrun_is_let_go_and_misses_nothing_when_it_comes_back(start_sidecar: Starter) -> None:

@@ -122,7 +122,7 @@ def test_help_names_every_command(capsys: Captured) -> None:
         main(["--help"])
     assert 0 == ended.value.code
     said = capsys.readouterr().out
-    for command in ("run", "check", "schema", "version"):
+    for command in ("run", "check", "schema", "sessions", "explain", "breakers", "version"):
         assert f"    {command} " in said
 
 
@@ -134,3 +134,18 @@ def test_the_module_can_be_run_and_returns_its_exit_code(file: Path) -> None:
         )
         assert code == ended.returncode
         assert b"Traceback" not in ended.stderr
+
+
+def test_a_reader_that_has_read_enough_is_no_failure() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [sys.executable, "-m", "sidecar", "schema"],
+        cwd=REPOSITORY,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=20,
+        check=False,
+    )
+    os.close(writing)
+    assert (0, b"") == (ended.returncode, ended.stderr)

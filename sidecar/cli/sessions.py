@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from time import sleep
 from typing import Any
 
 from sidecar.cli.admin import Admin, find_address, telling_failures
@@ -72,7 +72,7 @@ def _list(admin: Admin, filters: dict[str, str | None], limit: int) -> tuple[lis
 def _follow(
     admin: Admin, filters: dict[str, str | None], terminal: Terminal, found: list[Session], *, as_json: bool
 ) -> None:
-    seen = {session["session_id"] for session in found}
+    newest = found[0]["session_id"] if found else None
     found.reverse()
     table = Table(terminal, _COLUMNS, list(map(_row, found)), growing=True)
     if not as_json:
@@ -85,32 +85,27 @@ def _follow(
             else:
                 table.show(list(map(_row, found)))
             terminal.flush()
-            time.sleep(_POLL)
-            found, seen = _news(admin, filters, seen)
+            sleep(_POLL)
+            found = _news(admin, filters, newest)
+            newest = found[-1]["session_id"] if found else newest
     except KeyboardInterrupt:
         return  # that is how following ends
 
 
-def _news(admin: Admin, filters: dict[str, str | None], seen: set[str]) -> tuple[list[Session], set[str]]:
-    """Sessions that came since, oldest first, and the ids to know next time."""
-    found = []
-    known: set[str] = set()
-    for session in _newest(admin, filters):
-        known.add(session["session_id"])
-        if session["session_id"] not in seen:
-            found.append(session)
-    found.reverse()
-    return found, known
-
-
-def _newest(admin: Admin, filters: dict[str, str | None]) -> Iterator[Session]:
+def _news(admin: Admin, filters: dict[str, str | None], newest: str | None) -> list[Session]:
+    """Sessions that came after the newest that is known, oldest first; of a flood the last thousand."""
+    found: list[Session] = []
     cursor = None
     for _ in range(_MOST_PAGES):
         page = admin.get("/sessions", limit=_PAGE, cursor=cursor, **filters)
-        yield from page["items"]
+        for session in page["items"]:
+            if session["session_id"] == newest:
+                return found[::-1]
+            found.append(session)
         cursor = page["next_cursor"]
         if cursor is None:
-            return
+            break
+    return found[::-1]
 
 
 def _row(session: Session) -> Sequence[Cell]:

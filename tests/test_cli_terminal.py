@@ -1,0 +1,122 @@
+"""What a terminal shows: width, colours, and columns that give way in the right order."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import struct
+import termios
+from collections.abc import Iterator
+from typing import TextIO
+
+import pytest
+
+from sidecar.cli.table import Cell, Column, Table
+from sidecar.cli.terminal import Terminal, printable
+
+COLUMNS = (
+    Column("ID"),
+    Column("WHAT", flexible=True),
+    Column("WHY", flexible=True, importance=1),
+    Column("N", importance=2, right=True),
+)
+ROWS = [
+    [Cell("id-1"), Cell("w" * 30, "red"), Cell("y" * 20), Cell("7")],
+    [Cell("id-2"), Cell("w"), Cell(""), Cell("11")],
+]
+
+
+def shown(width: int | None, *, growing: bool = False, rows: list[list[Cell]] = ROWS) -> list[str]:
+    stream = io.StringIO()
+    terminal = Terminal(stream, {} if width is None else {"COLUMNS": str(width)})
+    table = Table(terminal, COLUMNS, rows, growing=growing)
+    table.head()
+    table.show(rows)
+    return stream.getvalue().splitlines()
+
+
+@pytest.fixture
+def screen() -> Iterator[TextIO]:
+    """A terminal of 64 columns."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 64, 0, 0))
+    with os.fdopen(slave, "w") as stream:
+        yield stream
+    os.close(master)
+
+
+def test_into_a_pipe_nothing_is_shortened_coloured_or_padded_at_the_end() -> None:
+    assert [
+        f"ID    WHAT{' ' * 28}WHY{' ' * 20}N",
+        f"id-1  {'w' * 30}  {'y' * 20}   7",
+        f"id-2  w{' ' * 31}{' ' * 20}  11",
+    ] == shown(None)
+
+
+def test_flexible_columns_give_way_the_widest_first() -> None:
+    assert [f"id-1  {'w' * 15}…  {'y' * 16}…   7"] == shown(45)[1:2]
+    assert 45 == len(shown(45)[1])
+
+
+def test_then_the_least_important_columns_are_left_out() -> None:
+    assert ["ID", "WHAT", "N"] == shown(24)[0].split()
+    assert 24 >= max(map(len, shown(24)))
+    rows = [[Cell("i" * 10), Cell("w" * 30), Cell("why"), Cell("1")]]
+    assert ["ID", "WHAT"] == shown(22, rows=rows)[0].split()
+    assert f"{'i' * 10}  {'w' * 9}…" == shown(22, rows=rows)[1]
+
+
+def test_what_identifies_a_row_is_shown_even_where_it_does_not_fit() -> None:
+    rows = [[Cell("i" * 40), Cell("what"), Cell("why"), Cell("1")]]
+    assert "i" * 40 in shown(20, rows=rows)[1]
+
+
+def test_a_growing_table_leaves_room_for_what_comes() -> None:
+    stream = io.StringIO()
+    table = Table(Terminal(stream, {}), [Column("A", least=6), Column("B")], [], growing=True)
+    table.head()
+    table.show([[Cell("abcdef"), Cell("x")]])
+    assert ["A       B", "abcdef  x"] == stream.getvalue().splitlines()
+
+
+def test_a_terminal_has_a_width_and_colours(screen: TextIO) -> None:
+    terminal = Terminal(screen, {"TERM": "xterm"})
+    assert (64, True) == (terminal.width, terminal.colour)
+    assert ("\x1b[31mno\x1b[0m", "plain", "") == (
+        terminal.paint("no", "red"),
+        terminal.paint("plain", None),
+        terminal.paint("", "red"),
+    )
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_colours_can_be_refused(screen: TextIO, environ: dict[str, str]) -> None:
+    terminal = Terminal(screen, environ)
+    assert (False, "no") == (terminal.colour, terminal.paint("no", "red"))
+
+
+@pytest.mark.parametrize(("columns", "width"), [("100", 100), ("5", 20), ("0", 64), ("x", 64), ("", 64)])
+def test_columns_says_how_wide_when_it_makes_sense(screen: TextIO, columns: str, width: int) -> None:
+    assert width == Terminal(screen, {"COLUMNS": columns}).width
+
+
+def test_a_pipe_has_no_width_and_no_colours() -> None:
+    terminal = Terminal(io.StringIO(), {"TERM": "xterm"})
+    assert (None, False, ["as it is " * 50]) == (terminal.width, terminal.colour, terminal.wrapped("as it is " * 50, 4))
+
+
+def test_lines_are_broken_between_words_and_indented() -> None:
+    terminal = Terminal(io.StringIO(), {"COLUMNS": "30"})
+    assert ["  a line of words that is", "    broken, but", "    not-this-long-word-here"] == terminal.wrapped(
+        "  a line of words that is broken, but not-this-long-word-here", 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [("plain → ü", "plain → ü"), ("\x1b[2J", "\\x1b[2J"), ("a\nb\r", "a\\nb\\r"), ("\u202e", "\\u202e"), (3, "3")],
+)
+def test_what_could_command_a_terminal_is_shown_as_what_it_is(text: object, safe: str) -> None:
+    assert safe == printable(text)
