@@ -14,23 +14,27 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 _NEEDS_TASK = object()
+_ENDED = object()
 
 
 class Driven:
     """Base of what is run this way. `_ended` is called once, when the coroutine has ended by whatever door."""
 
-    __slots__ = ("_coroutine", "_ended", "_future", "_loop", "_parked", "_task")
+    __slots__ = ("_coroutine", "_ended", "_future", "_loop", "_parked", "_steps", "_task")
 
     _coroutine: Coroutine[Any, Any, None]
     _ended: Callable[[], None]
     _future: asyncio.Future[None] | None
     _loop: asyncio.AbstractEventLoop
     _parked: bool
+    _steps: Generator[Any, Any, None]
+    """The coroutine as an iterator: its end is then a value, which is cheaper than an exception."""
     _task: asyncio.Task[None] | None
 
     def start(self, coroutine: Coroutine[Any, Any, None], ended: Callable[[], None]) -> None:
         """Run until the first wait."""
         self._coroutine = coroutine
+        self._steps = coroutine.__await__()
         self._ended = ended
         self._future = None
         self._task = None
@@ -61,15 +65,15 @@ class Driven:
 
     def _step(self) -> None:
         try:
-            wanted = self._coroutine.send(None)
-        except (StopIteration, asyncio.CancelledError):
-            self._ended()
-            return
+            wanted = next(self._steps, _ENDED)
+        except asyncio.CancelledError:
+            wanted = _ENDED
         except Exception as error:
             self._broke(error)
+            wanted = _ENDED
+        if wanted is _ENDED:
             self._ended()
-            return
-        if wanted is _NEEDS_TASK:
+        elif wanted is _NEEDS_TASK:
             self._task = task = self._loop.create_task(self._coroutine)
             task.add_done_callback(self._task_ended)
 
