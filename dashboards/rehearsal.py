@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,14 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.incident import App, Upstream
-from tests.doubles.prometheus import Prometheus, free_port, until
+from tests.doubles.prometheus import OPENER, Prometheus, free_port, until
 
 FOLDER = Path(__file__).resolve().parent
 FASTER = 30
 RATE = 50.0
 # What $__rate_interval is for a scrape interval of one second: four times that.
 RATE_INTERVAL = "4s"
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 LONGEST_BREAK = 2.5
 """Seconds between two scrapes from which on a rehearsal is not worth judging."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -205,7 +203,7 @@ class _Collector(BaseHTTPRequestHandler):
 
 def _answers(url: str) -> bool:
     try:
-        with _OPENER.open(url, timeout=1) as answer:
+        with OPENER.open(url, timeout=1) as answer:
             return answer.status == 200
     except (OSError, urllib.error.URLError):
         return False

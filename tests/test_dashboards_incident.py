@@ -5,15 +5,18 @@ healthy → three calls in ten fail → down → recovering. Panels show what th
 
 from __future__ import annotations
 
+import json
 import re
+import urllib.error
 from collections.abc import Iterator
 
 import pytest
 
 from dashboards.promql import filled
 from dashboards.rehearsal import LONGEST_BREAK, RATE, RATE_INTERVAL, Played, rehearsal
-from tests.doubles.prometheus import Series, tool, until
-from tests.test_dashboards_names import panel_expressions, selectors
+from tests.doubles.prometheus import OPENER, Series, tool, until
+from tests.test_dashboards_names import FOLDER, panel_expressions, selectors
+from tests.test_dashboards_structure import links
 
 pytestmark = pytest.mark.timeout(180)
 SCRIPT = {"healthy": 7.0, "errors": 13.0, "down": 10.0, "recovering": 15.0}
@@ -175,3 +178,55 @@ def test_no_panel_shows_nan_or_infinity_during_an_incident(played: Played) -> No
     for where, expr in ASKED.items():
         for series in over(played, expr):
             assert [] == series.artefacts, where
+
+
+# Parts of the admin port that may not be there yet: a question to them counts when it is answered.
+LATER = ("/dlq", "/jobs", "/audit")
+
+
+def ask(played: Played, path: str) -> int:
+    """The status that the admin port answers with."""
+    try:
+        with OPENER.open(played.admin + path.replace(" ", "%20"), timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        return refused.code
+
+
+def test_every_question_of_a_runbook_is_answered(played: Played) -> None:
+    asked = set()
+    for page in sorted((FOLDER / "runbooks").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        asked |= set(re.findall(r"curl -s \"?http://127\.0\.0\.1:4141(/[^\s\"'`]*)", text))
+    paths = {path.replace("UPSTREAM", "payments").replace("CODE", "BAD_GATEWAY") for path in asked if "ID" not in path}
+    assert len(paths) > 15
+    answered = {path: ask(played, path) for path in sorted(paths)}
+    unanswered = {
+        path: status
+        for path, status in answered.items()
+        if status != 200 and not (status == 404 and path.startswith(LATER))
+    }
+    assert {} == unanswered
+
+
+def clicked(url: str, labels: dict[str, str]) -> str:
+    """A link as Grafana would fill it in for a series."""
+    url = url.removeprefix("${admin}").replace("${__from:date:iso}", "2026-01-29T12:00:00.000Z")
+    url = re.sub(r"\$\{__field\.labels\.(\w+)\}", lambda found: labels.get(found[1], ""), url)
+    return url.replace("${__value.text}", labels.get("upstream", ""))
+
+
+def test_every_link_to_the_admin_port_is_answered(played: Played) -> None:
+    followed = 0
+    for path in sorted(FOLDER.glob("sidecar-*.json")):
+        for shown in json.loads(path.read_text(encoding="utf-8"))["panels"]:
+            for target in shown.get("targets", ()):
+                for series in over(played, target["expr"])[:1]:
+                    for url in (each for each in links(shown) if each.startswith("${admin}")):
+                        asked = clicked(url, series.labels)
+                        status = ask(played, asked)
+                        assert status == 200 or (status == 404 and asked.startswith(LATER)), (
+                            f"{shown['title']}: {asked}"
+                        )
+                        followed += 1
+    assert followed > 20
