@@ -587,7 +587,7 @@ async def test_notes_and_remediation_are_found_again_by_words(tmp_path: Path) ->
         assert "validated" == entry.state
         assert entry.remediation is not None
         assert {"kind": "auth_config", "ticket": "OPS-42", "by": "ann"}.items() <= entry.remediation.items()
-        for words in ("provider", "OPS-42", "rotat"):
+        for words in ("provider", "OPS-42", "rotat*"):
             assert [kept.dlq_id] == await rig.ids(Filter(q=words))
         assert [] == await rig.ids(Filter(q="nonsense"))
 

@@ -143,7 +143,7 @@ class DeadLetters:
         return Kept(row.entry.dlq_id, created=True)
 
     def check_room(self, connection: sqlite3.Connection, grows: int) -> None:
-        used = connection.execute("SELECT coalesce(sum(bytes), 0) FROM facets").fetchone()[0]
+        used = connection.execute("SELECT bytes FROM totals WHERE name = 'dead_letters'").fetchone()[0]
         if used + grows > self.settings.max_bytes:
             raise NotKept(
                 "full",

@@ -19,7 +19,7 @@ from sidecar.durable.verdict import WORDS
 from sidecar.durable.workflow import STATUSES
 
 _AGO = re.compile(r"([0-9]{1,6})([smhd])")
-_WORD = re.compile(r"[^\W_]+")
+_WORD = re.compile(r"([^\W_]+)(\*?)")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _CODE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 
@@ -114,8 +114,9 @@ def read_cursor(cursor: str, mark: str) -> int:
 
 
 def match_of(q: str) -> str:
-    """Every word of `q`, each as the beginning of a word; quoted, so that nothing in it is syntax."""
+    """Every word of `q`; one with a `*` behind it stands for all that begin like that. Quoted, so that nothing in it
+    is syntax."""
     words = _WORD.findall(q)
     if not words:
         raise BadInput("q", "has no word to look for")
-    return " ".join(f'"{word}"*' for word in words[:20])
+    return " ".join(f'"{word}"{star}' for word, star in words[:20])

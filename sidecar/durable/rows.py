@@ -27,6 +27,8 @@ _COLUMNS = (
     "size, search, record, digest"
 )
 _SELECT = f"SELECT {_COLUMNS} FROM dead_letters"
+_INSERT = f"INSERT INTO dead_letters ({_COLUMNS}) VALUES ({', '.join('?' * 15)})"
+_UPDATE = f"UPDATE dead_letters SET ({_COLUMNS}) = ({', '.join('?' * 15)}) WHERE seq = ?"
 _OVERHEAD = 400  # indices and page filling, about
 
 
@@ -124,11 +126,10 @@ def save(connection: sqlite3.Connection, row: Row, judge: Judge, *, new: bool = 
         record,
     )
     complete = (*values, _digest(values))
-    places = ", ".join("?" * len(complete))
     if new:
-        connection.execute(f"INSERT INTO dead_letters ({_COLUMNS}) VALUES ({places})", complete)
+        connection.execute(_INSERT, complete)
     else:
-        connection.execute(f"UPDATE dead_letters SET ({_COLUMNS}) = ({places}) WHERE seq = ?", (*complete, row.seq))
+        connection.execute(_UPDATE, (*complete, row.seq))
 
 
 def _real(value: float | None) -> float | None:
@@ -137,7 +138,11 @@ def _real(value: float | None) -> float | None:
 
 
 def _digest(values: tuple[Any, ...]) -> bytes:
-    return hashlib.blake2b(repr((values[:2], values[3:])).encode(), digest_size=16).digest()
+    """Over everything but the facet, which is a copy."""
+    seq, dlq_id, _, *others, record = values
+    found = hashlib.blake2b(repr((seq, dlq_id, others)).encode(), digest_size=16)
+    found.update(record if isinstance(record, bytes) else repr(record).encode())
+    return found.digest()
 
 
 def load(connection: sqlite3.Connection, dlq_id: str) -> Row | None:

@@ -29,7 +29,7 @@ _FIRST = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
     "CREATE TABLE seal_keys (key_id TEXT PRIMARY KEY, proof BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE totals (name TEXT PRIMARY KEY, n INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID",
-    "INSERT INTO totals VALUES ('idempotency', 0, 0), ('deliveries', 0, 0)",
+    "INSERT INTO totals VALUES ('dead_letters', 0, 0), ('idempotency', 0, 0), ('deliveries', 0, 0)",
     "CREATE TABLE body_files (name TEXT PRIMARY KEY, stored INTEGER NOT NULL) WITHOUT ROWID",
     """CREATE TABLE quarantine (
         id INTEGER PRIMARY KEY, at REAL NOT NULL, source TEXT NOT NULL, ident TEXT NOT NULL, why TEXT NOT NULL,
@@ -59,16 +59,19 @@ _FIRST = (
         search, content='dead_letters', content_rowid='seq', detail=none, columnsize=0)""",
     """CREATE TRIGGER dead_letters_counted_in AFTER INSERT ON dead_letters BEGIN
         UPDATE facets SET n = n + 1, bytes = bytes + new.size WHERE id = new.facet;
+        UPDATE totals SET n = n + 1, bytes = bytes + new.size WHERE name = 'dead_letters';
         INSERT INTO dead_letter_words (rowid, search) VALUES (new.seq, new.search);
     END""",
     """CREATE TRIGGER dead_letters_counted_out AFTER DELETE ON dead_letters BEGIN
         UPDATE facets SET n = n - 1, bytes = bytes - old.size WHERE id = old.facet;
+        UPDATE totals SET n = n - 1, bytes = bytes - old.size WHERE name = 'dead_letters';
         INSERT INTO dead_letter_words (dead_letter_words, rowid, search) VALUES ('delete', old.seq, old.search);
     END""",
     """CREATE TRIGGER dead_letters_moved AFTER UPDATE OF facet, size ON dead_letters
         WHEN old.facet <> new.facet OR old.size <> new.size BEGIN
         UPDATE facets SET n = n - 1, bytes = bytes - old.size WHERE id = old.facet;
         UPDATE facets SET n = n + 1, bytes = bytes + new.size WHERE id = new.facet;
+        UPDATE totals SET bytes = bytes - old.size + new.size WHERE name = 'dead_letters';
     END""",
     """CREATE TRIGGER dead_letters_reworded AFTER UPDATE OF search ON dead_letters WHEN old.search <> new.search BEGIN
         INSERT INTO dead_letter_words (dead_letter_words, rowid, search) VALUES ('delete', old.seq, old.search);

@@ -203,4 +203,8 @@ def _repair_counts(connection: sqlite3.Connection) -> int:
     ).fetchall()
     for facet, count, size in wrong:
         connection.execute("UPDATE facets SET n = ?, bytes = ? WHERE id = ?", (count, size, facet))
-    return len(wrong)
+    (total,) = connection.execute("SELECT coalesce(sum(bytes), 0) FROM facets").fetchone()
+    off = connection.execute(
+        "UPDATE totals SET bytes = ? WHERE name = 'dead_letters' AND bytes <> ?", (total, total)
+    ).rowcount
+    return len(wrong) + off
