@@ -72,6 +72,12 @@ async def test_a_browser_gets_a_page_that_says_all_the_registry_knows(sidecar: R
     assert "code" in page.tags
 
 
+async def test_a_code_with_a_policy_of_its_own_names_it(sidecar: Running) -> None:
+    page = Page(await admin(sidecar, "/errors/NETWORK_TIMEOUT", BROWSER))
+    assert "policyNETWORK_TIMEOUT" in page.text
+    assert "sent again when that is safe" in page.text
+
+
 async def test_everyone_else_gets_json(sidecar: Running) -> None:
     for accept in ((), ("Accept: */*",), ("Accept: application/json",)):
         reply = await admin(sidecar, "/errors/CIRCUIT_OPEN", *accept)

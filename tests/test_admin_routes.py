@@ -16,6 +16,7 @@ from sidecar.admin.route import Route
 from sidecar.admin.sessions import Outcome, SessionsQuery
 from telemetry.record import OUTCOMES
 from tests.conftest import Running, Starter, UpstreamStarter
+from tests.doubles.app import App
 from tests.doubles.upstream import always, answer
 from tests.test_admin import admin, at_fault, order
 
@@ -145,6 +146,46 @@ async def test_a_body_beyond_the_limit_is_refused(busy: Running) -> None:
     reply = await order(busy, "/retries/disable", {"reason": "x" * 70_000})
     assert (413, "PAYLOAD_TOO_LARGE") == (reply.status, reply.json["error_code"])
     assert busy.proxy.retries_enabled
+
+
+async def test_a_body_that_breaks_does_not_come_or_is_abandoned_is_no_fault_of_ours(
+    busy: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.admin.route.BODY_PATIENCE", 0.05)
+    fields = ("Content-Type: application/json", "Content-Length: 40")
+    late = await admin(busy, "/retries/disable", *fields, method="POST", body=b"{")
+    assert (408, "CLIENT_ERROR") == (late.status, late.json["error_code"])
+    broken = await admin(busy, "/retries/disable", *fields, "Content-Encoding: gzip", method="POST", body=b"x" * 40)
+    assert (400, "MALFORMED_REQUEST") == (broken.status, broken.json["error_code"])
+    monkeypatch.setattr("sidecar.admin.route.BODY_PATIENCE", 10.0)
+    gone = await App.connect(busy.admin_address)
+    await gone.send("POST /retries/disable HTTP/1.1\r\nHost: localhost\r\nContent-Length: 40\r\n\r\n{")
+    gone.close()
+    assert 200 == (await admin(busy, "/livez")).status
+    assert busy.proxy.retries_enabled
+    assert 0 == busy.proxy.metrics.internal_errors["admin"]
+
+
+async def test_odd_things_are_answered_in_our_shape_and_never_with_a_500(busy: Running) -> None:
+    for path, status in [
+        ("/sessions?%zz=1", 400),
+        ("/sessions?outcome=%ff%fe", 400),
+        ("/sessions?limit=%D9%A1", 400),
+        ("/sessions?cursor=999999999999999999", 200),
+        ("/sessions/%ff%00", 404),
+        ("/errors/%0d%0aX:%20y", 404),
+        ("/policies/..%2f..%2fconfig", 404),
+        ("//livez", 404),
+        ("http://evil.test/livez", 400),
+        ("/timeseries?metric=retries&window=1e400", 400),
+        ("/timeseries?metric=retries&window=999999999d", 400),
+        ("/breakers?cursor=" + "%7c" * 100, 200),
+        ("/upstreams?cursor=%00", 200),
+    ]:
+        reply = await admin(busy, path)
+        assert status == reply.status
+        if status != 200:
+            ErrorAnswer.model_validate_json(reply.body)
 
 
 async def test_several_mistakes_are_told_at_once_and_secrets_in_them_are_hidden(busy: Running) -> None:

@@ -16,10 +16,10 @@ from config.model import Breaker as Thresholds
 from sidecar import clock
 from sidecar.admin.changes import Changes
 from sidecar.admin.fields import Answer, Body, BreakerState, Duration, Limit, NoBody, Query, StateShown, Text
-from sidecar.admin.pages import page_of
+from sidecar.admin.pages import in_slices, page_of
 from sidecar.admin.problem import Problem, unknown, wrong
 from sidecar.admin.route import Call, Route, Told
-from sidecar.admin.transitions import KEPT, Transitions
+from sidecar.admin.transitions import KEPT, Transition, Transitions
 from sidecar.policy.breaker import Breaker
 from sidecar.proxy import Proxy
 from sidecar.upstream.endpoints import UpstreamState
@@ -153,21 +153,11 @@ class Breakers:
             if query.state is None or breaker.state(now) == query.state
         ]
         page, next_cursor = page_of(found, query.limit, query.cursor)
-        return BreakerPage(
-            items=tuple(self._breaker(state, key[1], breaker, now) for key, breaker, state in page),
-            next_cursor=next_cursor,
-            transitions=tuple(
-                TransitionShown.model_construct(
-                    timestamp=rfc3339(one.at),
-                    upstream=one.upstream,
-                    endpoint=one.endpoint,
-                    from_state=one.from_state,
-                    to_state=one.to_state,
-                    reason=self._text(one.why),
-                )
-                for one in self._transitions.newest_first(query.upstream)
-            ),
-        )
+        return {
+            "items": await in_slices(page, lambda item: self._breaker(item[2], item[0][1], item[1], now).model_dump()),
+            "next_cursor": next_cursor,
+            "transitions": await in_slices(self._transitions.newest_first(query.upstream), self._transition),
+        }
 
     async def order(self, call: Call[EndpointQuery, Order]) -> Told:
         action, order = call.named("action"), call.body
@@ -243,6 +233,17 @@ class Breakers:
             forced=forced,
             thresholds=state.settings.breaker,
         )
+
+    def _transition(self, one: Transition) -> dict[str, str]:
+        """A TransitionShown, without the price of a model for each of a thousand."""
+        return {
+            "timestamp": rfc3339(one.at),
+            "upstream": one.upstream,
+            "endpoint": one.endpoint,
+            "from_state": one.from_state,
+            "to_state": one.to_state,
+            "reason": self._text(one.why),
+        }
 
     def _time(self, monotonic: float | None) -> str | None:
         return None if monotonic is None else rfc3339(self._proxy.wall(monotonic))

@@ -40,6 +40,8 @@ class Guard:
             return self._refusal(problem)
         except web.HTTPException as refused:
             return self._refusal(self._of_the_library(request, refused))
+        except ConnectionError:
+            return web.Response(status=499)  # whoever asked has gone, nobody sees this
         except Exception as error:
             # The redactor has no say in frames, but nothing a request brings is in their text.
             self._proxy.signals.internal_error("admin", f"{request.method} on the admin port failed", error)
@@ -78,6 +80,9 @@ class Guard:
 
 
 def _only_from_here(request: web.Request) -> None:
+    if not request.raw_path.startswith("/"):
+        # The host in such a target would count instead of the field that is checked here.
+        raise Problem(400, "MALFORMED_REQUEST", "this is no proxy; ask for a path, as in GET /sessions")
     host = request.headers.get("Host", "")
     origin = request.headers.get("Origin")
     stranger = None

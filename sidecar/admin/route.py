@@ -7,6 +7,7 @@ what the row promises; it never parses anything itself.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -19,6 +20,7 @@ from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Query
 from sidecar.admin.problem import Problem, from_validation, wrong
 
 BODY_LIMIT = 65_536
+BODY_PATIENCE = 10.0
 _READABLE = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
 
 Q = TypeVar("Q", bound=Query)
@@ -95,7 +97,13 @@ def _query(request: web.Request, model: type[Query]) -> Query:
 async def _body(request: web.Request, model: type[Body]) -> Body:
     if model is NoBody:
         return NoBody()
-    raw = await request.read()
+    try:
+        async with asyncio.timeout(BODY_PATIENCE):
+            raw = await request.read()
+    except TimeoutError:
+        raise Problem(408, "CLIENT_ERROR", f"the body did not arrive within {BODY_PATIENCE:g} s") from None
+    except web.RequestPayloadError as broken:
+        raise Problem(400, "MALFORMED_REQUEST", f"the body cannot be read: {broken}") from None
     if raw and request.content_type != "application/json":
         raise Problem(
             415, "UNSUPPORTED_CONTENT_TYPE", "the body must be JSON; send it with `content-type: application/json`"

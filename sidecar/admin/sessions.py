@@ -1,7 +1,6 @@
 """Finished requests: the list of those worth looking at, and one with its explanation.
 
-Law: what is kept, how it is shown and what is hidden is telemetry's; here it is only asked for. The loop gets its turn
-between slices of a long page.
+Law: what is kept, how it is shown and what is hidden is telemetry's; here it is only asked for.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from aiohttp import web
 from sidecar import clock
 from sidecar.admin.fields import Answer, Limit, Moment, NoBody, NoQuery, Query, Text
 from sidecar.admin.negotiation import JSON, PLAIN, preferred
+from sidecar.admin.pages import in_slices
 from sidecar.admin.problem import Problem, wrong, wrong_choice
 from sidecar.admin.route import Call, Route, Told
 from sidecar.proxy import Proxy
 from telemetry import explain
-
-_SLICE = 50
 
 Outcome = Literal[
     "first_try",
@@ -191,12 +189,7 @@ class Sessions:
             )
         except ValueError as refused:
             raise wrong("cursor", query.cursor, str(refused).partition(": ")[2]) from None
-        items = []
-        for number, session in enumerate(page.items, 1):
-            items.append(proxy.signals.show(session))
-            if number % _SLICE == 0:
-                await clock.sleep(0)
-        return {"items": items, "next_cursor": page.next_cursor}
+        return {"items": await in_slices(page.items, proxy.signals.show), "next_cursor": page.next_cursor}
 
     async def one(self, call: Call[NoQuery, NoBody]) -> Told:
         session_id = call.named("id")

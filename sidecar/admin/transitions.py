@@ -7,7 +7,7 @@ retries would push out the very change that explains it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from telemetry.signals import Signals
@@ -44,5 +44,5 @@ class Transitions:
 
         signals.breaker_changed = tell_and_keep  # type: ignore[method-assign]  # the one place all changes pass
 
-    def newest_first(self, upstream: str | None = None) -> Iterator[Transition]:
-        return (one for one in reversed(self._kept) if upstream is None or one.upstream == upstream)
+    def newest_first(self, upstream: str | None = None) -> list[Transition]:
+        return [one for one in reversed(self._kept) if upstream is None or one.upstream == upstream]

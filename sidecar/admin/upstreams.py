@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sidecar import clock
 from sidecar.admin.fields import Answer, Limit, NoBody, Query, StateShown, Text
 from sidecar.admin.last_errors import LastErrors
-from sidecar.admin.pages import page_of
+from sidecar.admin.pages import in_slices, page_of
 from sidecar.admin.route import Call, Route, Told
 from sidecar.proxy import Proxy
 from sidecar.upstream.endpoints import UpstreamState
@@ -152,9 +152,8 @@ class Upstreams:
             if query.configured is None or state.configured == (query.configured == "true")
         )
         page, next_cursor = page_of(states, query.limit, query.cursor)
-        return UpstreamPage(
-            items=tuple(self._upstream(state, lately, now) for _, state in page), next_cursor=next_cursor
-        )
+        items = await in_slices(page, lambda item: self._upstream(item[1], lately, now).model_dump())
+        return {"items": items, "next_cursor": next_cursor}
 
     def _upstream(self, state: UpstreamState, lately: Mapping[str, Any], now: float) -> UpstreamShown:
         tally = self._proxy.metrics.tallies.get(state.label) or Tally()
