@@ -69,6 +69,7 @@ class DeadLetters:
         terms_of: Callable[[str], Terms] = lambda upstream: DEFAULT_TERMS,
         counts: Stored | None = None,
         now: Callable[[], float] = clock.wall,
+        on_kept: Callable[[Failure, Kept], None] | None = None,
     ) -> None:
         self.store = store
         self.keyring = keyring
@@ -79,6 +80,8 @@ class DeadLetters:
         self.terms_of = terms_of
         self.counts = counts or Stored()
         self.now = now
+        self.on_kept = on_kept
+        """Told about every entry that was kept, for events and notifications."""
         self.waiting: set[str] = set()
         """Upstreams that may have entries; never too few."""
 
@@ -105,6 +108,8 @@ class DeadLetters:
         self.waiting.add(failure.upstream)
         self.counts.dead_lettered(failure.upstream, failure.error_class)
         self.counts.written(clock.monotonic() - begun)
+        if self.on_kept is not None:
+            self.on_kept(failure, kept)
         return kept
 
     async def _write(self, failure: Failure) -> Kept:

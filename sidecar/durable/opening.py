@@ -167,7 +167,13 @@ class Opener:
         copy = log.with_name(log.name + ".before")
         try:
             self._disk.remove(copy)
-            self._disk.write_whole(copy, log.read_bytes())
+            descriptor = self._disk.create(copy)
+            try:
+                with log.open("rb") as file:
+                    while data := file.read(1 << 20):
+                        self._disk.write(descriptor, data)
+            finally:
+                self._disk.close(descriptor)
         except OSError:
             return None
         return copy
