@@ -126,7 +126,7 @@ class Events:
             # Ids start again with each process: a number beyond ours is from an earlier life.
             if last > self._count:
                 known = list(self._ring)
-            reader.missed = bool(known) and (known[0].number > last + 1 or last > self._count)
+            reader.missed = last > self._count or (bool(known) and known[0].number > last + 1)
             for event in known[-size:]:
                 reader.offer(event)
         self._readers.add(reader)

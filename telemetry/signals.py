@@ -7,10 +7,11 @@ collector have threads of their own, with bounded queues that drop and count.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from config.errors import ErrorCode, registry
 from config.telemetry import Telemetry
@@ -34,12 +35,24 @@ from telemetry.writer import Writer
 _ERROR_RECORD_RATE, _ERROR_RECORD_BURST = 50.0, 500.0
 _CLOSE_WITHIN = 5.0
 _EXPIRE_EVERY = 60.0
+_TRANSITIONS = 1_000
 
 _BREAKER_EVENTS = {
     "open": "circuit_breaker_opened",
     "half_open": "circuit_breaker_half_open",
     "closed": "circuit_breaker_closed",
 }
+
+
+class Transition(NamedTuple):
+    """A breaker's change of state; `at` is wall time."""
+
+    at: float
+    upstream: str
+    endpoint: str
+    from_state: str
+    to_state: str
+    why: str
 
 
 class Signals:
@@ -75,6 +88,8 @@ class Signals:
         self.writer = Writer(failed=self._job_failed)
         self.log.attach(self.writer, self.metrics.log_suppressed)
         self._event_file = self._open_event_file(settings)
+        # Kept apart from the events, where a storm of retries would push out the very change that explains it.
+        self.transitions: deque[Transition] = deque(maxlen=_TRANSITIONS)
         self.events = Events(wall, None if self._event_file is None else self._event_to_file)
         self._error_records: ErrorRecords | None = None
         self._error_rate = TokenBuckets(_ERROR_RECORD_RATE, _ERROR_RECORD_BURST)
@@ -180,6 +195,7 @@ class Signals:
         """A breaker moved; `why` in words, for example `5 failures in a row` or `forced by an operator`."""
         endpoint = self.redactor.url(endpoint)
         self.metrics.breaker_moved(upstream, endpoint, from_state, to_state)
+        self.transitions.append(Transition(self._wall_now(), upstream, endpoint, from_state, to_state, why))
         body = f"breaker of {upstream} at {endpoint} went from {from_state} to {to_state}"
         facts = {"upstream": upstream, "endpoint": endpoint, "from_state": from_state, "to_state": to_state, "why": why}
         level = "warn" if to_state == "open" else "info"

@@ -8,7 +8,6 @@ from __future__ import annotations
 from aiohttp import web
 
 from config.loader import Loaded
-from sidecar import clock
 from sidecar.admin.breakers import Breakers
 from sidecar.admin.changes import Changes
 from sidecar.admin.errors import Errors
@@ -20,7 +19,6 @@ from sidecar.admin.retries import Retries
 from sidecar.admin.route import BODY_LIMIT, Route
 from sidecar.admin.sessions import Sessions
 from sidecar.admin.settings import EffectiveSettings
-from sidecar.admin.transitions import Transitions
 from sidecar.admin.upstreams import Upstreams
 from sidecar.live import LiveFacts
 from sidecar.proxy import Proxy
@@ -37,13 +35,11 @@ class Api:
         proxy.metrics.live = lambda: families(facts)
         self.events = LiveEvents(proxy)
         changes = Changes(proxy)
-        transitions = Transitions(lambda: proxy.wall(clock.monotonic()))
-        transitions.follow(proxy.signals)
         self.routes: tuple[Route, ...] = (
             *Probes(proxy, lambda: self.not_ready).routes(),
             *EffectiveSettings(proxy, loaded).routes(),
             *Upstreams(proxy).routes(),
-            *Breakers(proxy, transitions, changes).routes(),
+            *Breakers(proxy, changes).routes(),
             *Retries(proxy, changes).routes(),
             *Sessions(proxy).routes(),
             *self.events.routes(),

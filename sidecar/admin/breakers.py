@@ -19,10 +19,10 @@ from sidecar.admin.fields import Answer, Body, BreakerState, Duration, Limit, No
 from sidecar.admin.pages import in_slices, page_of
 from sidecar.admin.problem import Problem, unknown, wrong
 from sidecar.admin.route import Call, Route, Told
-from sidecar.admin.transitions import KEPT, Transition, Transitions
 from sidecar.policy.breaker import Breaker
 from sidecar.proxy import Proxy
 from sidecar.upstream.endpoints import UpstreamState
+from telemetry.signals import Transition
 from telemetry.timestamps import rfc3339
 
 ACTIONS = ("reset", "force-open", "force-close")
@@ -117,16 +117,15 @@ class Ordered(Answer):
 class Breakers:
     """The handlers."""
 
-    def __init__(self, proxy: Proxy, transitions: Transitions, changes: Changes) -> None:
+    def __init__(self, proxy: Proxy, changes: Changes) -> None:
         self._proxy = proxy
-        self._transitions = transitions
         self._changes = changes
 
     def routes(self) -> Iterator[Route]:
         yield Route(
             "GET",
             "/breakers",
-            f"Every circuit breaker, and the last {KEPT:,} changes of their states.",
+            "Every circuit breaker, and the last thousand changes of their states.",
             self.shown,
             BreakerPage,
             BreakersQuery,
@@ -156,7 +155,7 @@ class Breakers:
         return {
             "items": await in_slices(page, lambda item: self._breaker(item[2], item[0][1], item[1], now).model_dump()),
             "next_cursor": next_cursor,
-            "transitions": await in_slices(self._transitions.newest_first(query.upstream), self._transition),
+            "transitions": await in_slices(self._newest_first(query.upstream), self._transition),
         }
 
     async def order(self, call: Call[EndpointQuery, Order]) -> Told:
@@ -181,6 +180,10 @@ class Breakers:
                 reason=order.reason,
             )
         return Ordered(items=tuple(self._breaker(state, endpoint, breaker, now) for endpoint, breaker in chosen))
+
+    def _newest_first(self, upstream: str | None) -> list[Transition]:
+        kept = reversed(self._proxy.signals.transitions)
+        return [one for one in kept if upstream is None or one.upstream == upstream]
 
     def _upstream(self, name: str) -> UpstreamState:
         states = {state.name: state for state in self._proxy.directory.states()}

@@ -2,6 +2,7 @@
 
 Law: a value is taken in the forms a person would write (`15m`, `2026-01-29T12:00:00Z`) and refused with those forms
 in the message. Nothing here asks for the time: a moment that is relative stays so until somebody says what now is.
+Models are built when they are first used: most processes are never asked most questions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MOST_ITEMS = 1_000
 class Query(BaseModel):
     """The parameters of a query; an unknown one is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
 
 class NoQuery(Query):
@@ -33,7 +34,7 @@ class NoQuery(Query):
 class Body(BaseModel):
     """A JSON object; an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
 
 class NoBody(Body):
@@ -43,7 +44,7 @@ class NoBody(Body):
 class Answer(BaseModel):
     """What is answered. A shape that grows stays compatible, one that loses a key does not."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
 
 class Since(NamedTuple):
