@@ -7,6 +7,7 @@ there, and it is not shown.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
@@ -101,6 +102,7 @@ def families(live: Live) -> Iterator[Metric]:
 
 
 Facts = dict[tuple[str, ...], float]
+_HOW_BAD = ("closed", "half_open", "open")  # of several breakers under one label, the worst is shown
 
 
 def _of(what: names.Metric, facts: Mapping[tuple[str, ...], float]) -> Metric:
@@ -135,19 +137,24 @@ def _connections(upstreams: Iterable[LiveUpstream]) -> Iterator[Metric]:
 
 
 def _breakers(upstreams: Iterable[LiveUpstream]) -> Iterator[Metric]:
-    states: Facts = {}
+    states: dict[tuple[str, str], str] = {}
     ratios: Facts = {}
     changed: Facts = {}
+    endpoints: Counter[str] = Counter()
     for upstream in upstreams:
         label = upstream.label
         for breaker in upstream.breakers:
-            for state in names.BREAKER_STATES:
-                key = (label, breaker.endpoint, state)
-                states[key] = max(states.get(key, 0), int(breaker.state == state))
+            endpoints[label] += 1
+            own = label != names.OTHER and endpoints[label] <= names.MOST_ENDPOINTS
+            key = (label, breaker.endpoint if own else names.OTHER)
+            states[key] = max(states.get(key, "closed"), breaker.state, key=_HOW_BAD.index)
             ratios[label,] = max(ratios.get((label,), 0.0), breaker.failure_ratio)
             if breaker.changed_at is not None:
                 changed[label,] = max(changed.get((label,), 0.0), breaker.changed_at)
-    yield _of(names.BREAKER_STATE, states)
+    one_hot: Facts = {
+        (*key, word): int(word == state) for key, state in states.items() for word in names.BREAKER_STATES
+    }
+    yield _of(names.BREAKER_STATE, one_hot)
     yield _of(names.BREAKER_RATIO, ratios)
     yield _of(names.BREAKER_CHANGED, changed)
 

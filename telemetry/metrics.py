@@ -37,6 +37,7 @@ class Metrics:
         self.denials: Counter[str] = Counter()
         self.internal_errors: dict[str, int] = dict.fromkeys(names.COMPONENTS, 0)
         self.transitions: Counter[tuple[str, str, str, str]] = Counter()
+        self._endpoints: dict[str, set[str]] = {}
         self.spans: dict[str, int] = dict.fromkeys(names.SPAN_FATES, 0)
         self.exports: Counter[tuple[str, str]] = Counter()
         self.last_export: dict[str, float] = {}
@@ -160,6 +161,11 @@ class Metrics:
         self.tally(upstream).connection_wait.observe(seconds)
 
     def breaker_moved(self, upstream: str, endpoint: str, from_state: str, to_state: str) -> None:
+        known = self._endpoints.setdefault(upstream, set())
+        if endpoint not in known:
+            if upstream == names.OTHER or len(known) >= names.MOST_ENDPOINTS:
+                endpoint = names.OTHER
+            known.add(endpoint)
         self.transitions[upstream, endpoint, from_state, to_state] += 1
 
     def breaker_would_open(self, upstream: str) -> None:

@@ -32,6 +32,10 @@ COMPONENTS = ("exchange", "tunnel", "admin", "telemetry", "store")
 SUPPRESSED_REASONS = SUPPRESSED
 METHODS = frozenset("CONNECT DELETE GET HEAD OPTIONS PATCH POST PUT QUERY TRACE".split())
 OTHER_METHOD = "_OTHER"
+OTHER = "_other"
+"""The upstream label of hosts beyond limits.auto_upstreams, and the endpoint label beyond MOST_ENDPOINTS."""
+MOST_ENDPOINTS = 50
+"""Of one upstream: with a wildcard in `hosts`, whoever names the host would otherwise create series."""
 
 
 class Metric(NamedTuple):
