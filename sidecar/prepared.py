@@ -22,7 +22,8 @@ from sidecar.upstream.endpoints import UpstreamState
 from sidecar.upstream.waiting import OutOfTime
 from telemetry.record import Attempt, Trace
 
-_TRACE_FIELDS = b"traceparent,tracestate"
+_REPLACED = b"traceparent,tracestate"
+_STRIPPED = b"traceparent,tracestate,baggage"
 _OTLP_TARGETS = frozenset((b"/v1/traces", b"/v1/metrics", b"/v1/logs"))
 _JUST_PASS = Overrides()
 _JUST_PASS.retry_off = True
@@ -70,7 +71,11 @@ class Prepared(PassedOn):
         request, record = self._request, self.record
         otlp = self._is_own_otlp()
         if not otlp:
-            self._join_trace(upstream)
+            parent, state = request.traceparent, None
+            if parent is not None:
+                state = b",".join([line[11:] for line in request.lines if line[:11].lower() == b"tracestate:"])
+            record.trace = self._proxy.signals.begin(parent, state, upstream.settings.propagation)
+        self._hide_trace_fields(upstream)
         chosen = upstream.rules.plain
         if chosen is None or request.overrides is not None:
             chosen = self._choose_policy(upstream)
@@ -84,13 +89,13 @@ class Prepared(PassedOn):
         if request.caller_resend:
             record.caller_resend = True
 
-    def _join_trace(self, upstream: UpstreamState) -> None:
+    def _hide_trace_fields(self, upstream: UpstreamState) -> None:
+        """Before the first attempt, and again before a fallback, which may be allowed to see less."""
         request, propagation = self._request, upstream.settings.propagation
-        parent = request.traceparent
-        state = None if parent is None else request.value(b"tracestate")
-        self.record.trace = trace = self._proxy.signals.begin(parent, state, propagation)
-        if propagation == "strip" or (trace is not None and propagation == "participate" and parent is not None):
-            request.lines = without_named(request.lines, _TRACE_FIELDS)
+        if propagation == "strip":
+            request.lines = without_named(request.lines, _STRIPPED)
+        elif propagation == "participate" and self.record.trace is not None and request.traceparent is not None:
+            request.lines = without_named(request.lines, _REPLACED)
 
     def _is_own_otlp(self) -> bool:
         """The app's own telemetry on its way to a collector: it just passes, unless the settings say otherwise."""

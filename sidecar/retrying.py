@@ -229,6 +229,7 @@ class Retrying(Prepared):
         self._operation = upstream.rules.choice.operations.match(request.method, self._target)
         self._tried = ()
         upstream.in_flight += 1
+        self._hide_trace_fields(upstream)
         record.upstream = upstream.label
         upstream.budget.request(now)
         if upstream.turns.bulkhead is not None:
