@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from config.loader import Loaded
 from config.model import Settings
+from sidecar.upstream.resolve import Lookup
 from telemetry.events import serialise
 from telemetry.logs import Log
 from tests.conftest import Running
@@ -77,12 +78,12 @@ async def watch(tmp_path: Path) -> AsyncIterator[Watcher]:
     """`await watch(environ, upstreams={…})`: keys as in the configuration file, waits that cost nothing."""
     started: list[Watched] = []
 
-    async def start(environ: dict[str, str] | None = None, **keys: Any) -> Watched:
+    async def start(environ: dict[str, str] | None = None, *, lookup: Lookup | None = None, **keys: Any) -> Watched:
         state_dir = tmp_path / f"state{len(started)}"
         keys = {"listen": {"port": 0}, "admin": {"port": 0}, "state_dir": str(state_dir), **keys}
         keys["policies"] = {**QUICK_POLICIES, **keys.get("policies", {})}
         logged = io.StringIO()
-        sidecar = Watched(Loaded(Settings.model_validate(keys), None, {}), Log(logged), environ=environ)
+        sidecar = Watched(Loaded(Settings.model_validate(keys), None, {}), Log(logged), lookup, environ)
         sidecar.logged, sidecar.apps, sidecar.state_dir = logged, [], state_dir
         await sidecar.start()
         started.append(sidecar)
