@@ -39,10 +39,10 @@ def thresholds(first: str, *steps: tuple[float, str]) -> Json:
 
 
 def fixed_colors(colors: Mapping[str, str]) -> list[Json]:
-    """Overrides that give a series of that name its colour, the same on every dashboard."""
+    """Overrides that give a series of that name (or `/pattern/`) its colour, the same on every dashboard."""
     return [
         {
-            "matcher": {"id": "byName", "options": name},
+            "matcher": {"id": "byRegexp" if name.startswith("/") else "byName", "options": name},
             "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": color}}],
         }
         for name, color in colors.items()

@@ -26,4 +26,5 @@ OUTCOMES = {
 }
 FAILED_OUTCOMES = {word: OUTCOMES[word] for word in tuple(OUTCOMES)[8:]}
 RESULTS = {"success": GREEN, "failure": RED}
+ENDING_IN_RESULT = {"/ success$/": GREEN, "/ failure$/": RED}
 REPLAYS = {"completed": GREEN, "failed": RED, "escalated": "dark-red", "discarded": GREY}

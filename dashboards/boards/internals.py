@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.board import Line, Row, board
-from dashboards.boards.colors import RESULTS
+from dashboards.boards.colors import ENDING_IN_RESULT, RESULTS
 from dashboards.panel import GREEN, GREY, ORANGE, RED, Json, Query, series, stat, thresholds
 from dashboards.promql import quantile, ratio
 
@@ -179,6 +179,7 @@ def _pool() -> Line:
                     "sum by (upstream, result) (rate(sidecar_upstream_connects_total{$S}[$W]))",
                     "{{upstream}} {{result}}",
                 ),
+                colors=ENDING_IN_RESULT,
             ),
         ],
     )

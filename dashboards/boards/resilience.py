@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.board import Line, Row, board
-from dashboards.boards.colors import FAILED_OUTCOMES, OUTCOMES, RESULTS
+from dashboards.boards.colors import ENDING_IN_RESULT, FAILED_OUTCOMES, OUTCOMES, RESULTS
 from dashboards.links import sessions_link, traces_link
 from dashboards.panel import (
     GREEN,
@@ -207,6 +207,7 @@ def _breakers() -> tuple[Line, Line, Line]:
         "short",
         Query("sum by (upstream, result) (increase(sidecar_breaker_probes_total{$S}[$W]))", "{{upstream}} {{result}}"),
         as_bars=True,
+        colors=ENDING_IN_RESULT,
     )
     failing = series(
         "Failure ratio in the breaker window",
@@ -275,7 +276,7 @@ def _costs() -> Line:
 
 
 def _times() -> Line:
-    backoff = "sidecar_session_backoff_seconds_bucket{$S}"
+    backoff = "sidecar_session_backoff_seconds"
     attempt = "sidecar_upstream_attempt_duration_seconds_bucket{$S}"
     return Line(
         8,
@@ -283,9 +284,17 @@ def _times() -> Line:
             series(
                 "Backoff added p95",
                 "Time per call with no attempt in flight: backoff, the rate-limit gate, the queue of max_in_flight. "
-                "This is latency that the sidecar adds on purpose; base_delay and max_delay of the policy set it.",
+                "Latency that the sidecar adds on purpose; base_delay and max_delay of the policy set it. A p95 just "
+                "under 50 ms only says that it is in the finest bucket: the mean is exact.",
                 "s",
-                Query(quantile(0.95, backoff, "upstream"), "{{upstream}}"),
+                Query(quantile(0.95, backoff + "_bucket{$S}", "upstream"), "{{upstream}} p95"),
+                Query(
+                    ratio(
+                        f"sum by (upstream) (rate({backoff}_sum{{$S}}[$W]))",
+                        f"sum by (upstream) (rate({backoff}_count{{$S}}[$W]))",
+                    ),
+                    "{{upstream}} mean",
+                ),
                 links=[sessions_link("upstream")],
             ),
             series(
