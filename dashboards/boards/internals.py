@@ -252,6 +252,7 @@ def _telemetry() -> Line:
                 Query(
                     "sum by (signal, result) (rate(sidecar_telemetry_exports_total{$I}[$W]))", "{{signal}} {{result}}"
                 ),
+                colors=ENDING_IN_RESULT,
             ),
         ],
     )
