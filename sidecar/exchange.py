@@ -237,8 +237,11 @@ class Exchange(Retrying):
             connection.fail(broken)
             return
         if connection.head is None:
-            # The answer's clock starts when the question has been asked.
-            connection.expect_head_by(clock.monotonic() + self._attempt_timeout)
+            # The answer's clock starts when the question has been asked. Only an upload that outlasted the deadline
+            # has put it off: its bytes were moving.
+            now = clock.monotonic()
+            deadline = now + self._attempt_timeout
+            connection.expect_head_by(min(deadline, self._ends_at) if now < self._ends_at else deadline)
 
     def interim(self, status: int, reason: bytes, fields: ResponseFields) -> None:
         if self._request.http10 or self._client.transport is None:
