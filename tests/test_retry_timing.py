@@ -260,6 +260,38 @@ async def test_a_tunnel_is_not_waited_for_past_the_deadline_either(start_sidecar
     assert (504, "CONNECT_TIMEOUT") == (reply.status, reply.json["error_code"])
 
 
+async def test_a_body_that_comes_after_its_head_does_not_put_the_deadline_off(
+    start_sidecar: Starter, start_upstream: UpstreamStarter
+) -> None:
+    """Many clients send head and body apart."""
+    upstream = await start_upstream(silence)
+    sidecar = await start_sidecar(upstreams=route(upstream), policies=QUICK_POLICIES)
+    app = await sidecar.app()
+    await app.send(request("PUT", "/u/x", "x-sidecar-timeout: 0.3", "Content-Length: 5"))
+    await until(lambda: len(upstream.requests) == 1)
+    await app.send(b"hello")
+    reply = await app.reply(within=20)
+    assert (504, "NETWORK_TIMEOUT", "deadline") == (
+        reply.status,
+        reply.json["error_code"],
+        reply.get("x-sidecar-outcome"),
+    )
+
+
+async def test_an_upload_that_takes_longer_than_the_deadline_still_gets_its_answer(
+    start_sidecar: Starter, start_upstream: UpstreamStarter
+) -> None:
+    """While bytes move nobody waits in vain; the answer then has the time of an attempt."""
+    upstream = await start_upstream(in_turn(OK))
+    sidecar = await start_sidecar(upstreams=route(upstream), policies=QUICK_POLICIES)
+    app = await sidecar.app()
+    await app.send(request("PUT", "/u/x", "x-sidecar-timeout: 0.1", "Content-Length: 5"))
+    for byte in b"hello":
+        await asyncio.sleep(0.06)
+        await app.send(bytes([byte]))
+    assert b"ok" == (await app.reply()).body
+
+
 async def test_a_stop_ends_the_wait_and_no_retry_is_begun(
     start_sidecar: Starter, start_upstream: UpstreamStarter
 ) -> None:
