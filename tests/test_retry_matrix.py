@@ -189,3 +189,24 @@ def let_resets_arrive_first(sidecar: Running) -> None:
         return protocol, address
 
     dialler.connect = slowly  # type: ignore[method-assign]
+
+
+UPGRADE = request("GET", "/u/ws", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: x")
+
+
+@pytest.mark.parametrize(
+    ("fault", "attempts", "outcome"),
+    [("refused", 4, "exhausted"), ("reset after send", 1, "not_retryable"), ("503", 1, "not_retryable")],
+)
+async def test_a_handshake_that_was_sent_is_not_sent_again_although_it_is_a_get(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, ports: ExitStack, fault: str, attempts: int, outcome: str
+) -> None:
+    if fault == "refused":
+        port = ports.enter_context(refusing_port())
+    else:
+        port = (await start_upstream(SCRIPTS[fault])).port
+    upstream = {"route": "/u", "endpoints": [f"http://127.0.0.1:{port}"], **NO_BREAKER}
+    sidecar = await start_sidecar(upstreams={"u": upstream}, policies=QUICK_POLICIES)
+    reply = await (await sidecar.app()).ask(UPGRADE)
+    assert (str(attempts), outcome) == (reply.get("x-sidecar-attempts"), reply.get("x-sidecar-outcome"))
+    await at_rest(sidecar)
