@@ -7,6 +7,7 @@ export off: a wrong guess would send traces somewhere. Values are not repeated i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from math import isfinite
 from typing import NamedTuple
@@ -90,6 +91,7 @@ def _destination(environ: Mapping[str, str], signal: str) -> Destination | None:
     protocol = _protocol(environ, upper, own or general, name)
     endpoint = own or general or f"http://localhost:{_PORTS[protocol]}"
     _check_url(name, endpoint)
+    _check_files(environ, upper)
     if protocol != "grpc" and not own:
         endpoint = f"{endpoint.rstrip('/')}/v1/{signal}"
     return Destination(
@@ -120,6 +122,16 @@ def _check_url(name: str, endpoint: str) -> None:
         usable = False
     if not usable:
         raise BadVariable(f"{name} must be a URL such as http://collector:4317")
+
+
+def _check_files(environ: Mapping[str, str], upper: str) -> None:
+    """The exporters read these themselves, and go on without TLS's certainty when they cannot."""
+    for what in ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"):
+        for name in (f"OTEL_EXPORTER_OTLP_{upper}_{what}", f"OTEL_EXPORTER_OTLP_{what}"):
+            if path := environ.get(name, "").strip():
+                if not os.access(path, os.R_OK):
+                    raise BadVariable(f"{name} must name a file that can be read")
+                break  # the signal's own goes before the general one
 
 
 def _headers(environ: Mapping[str, str], upper: str) -> dict[str, str]:
