@@ -119,10 +119,6 @@ async def test_a_broken_traceparent_fails_nothing_and_never_leaks_into_ours(
     assert TRACE not in told and "secret-state" not in told
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="sidecar/headers.py does not single `tracestate` out, so without a `traceparent` beside it nobody looks",
-)
 async def test_a_tracestate_without_its_traceparent_belongs_to_nobody_and_stays_behind(
     http_only: Collector, watch: Watcher, start_upstream: UpstreamStarter
 ) -> None:
