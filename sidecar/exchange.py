@@ -186,6 +186,8 @@ class Exchange(Retrying):
         self._proxy.metrics.connection_wait(self.record.upstream, clock.monotonic() - began)
         if connection.closed:  # while it was being dialled; nobody would tell us again
             self._choice.pool.discard(connection)
+            if connection.failure is not None:
+                raise connection.failure
             raise AttemptFailed("CONNECTION_RESET", "the upstream closed the connection at once", CONNECTED)
         return connection
 

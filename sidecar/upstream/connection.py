@@ -260,6 +260,8 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         if self._drain_waiter is not None and not self._drain_waiter.done():
             self._drain_waiter.set_result(None)
         if not self.busy or self.complete:
+            if isinstance(exc, ssl.SSLError) and not self.reused:  # TLS 1.3, see below, and before anything was sent
+                self.failure = AttemptFailed("TLS_FAILURE", f"the upstream ended TLS at once ({exc})", phase)
             return
         if self._until_close and self.head is not None and exc is None and self._eof:
             self.complete = self.ready = True
