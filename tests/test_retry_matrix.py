@@ -8,6 +8,7 @@ of NETWORK_TIMEOUT, three that of RATE_LIMIT_EXCEEDED.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -35,7 +36,8 @@ from tests.doubles.faults import (
     unanswering_port,
     until,
 )
-from tests.doubles.upstream import Script
+from tests.doubles.upstream import Script, Talk
+from tests.test_tls import Authority, demanding, server_side
 
 METHODS = ("GET", "HEAD", "PUT", "DELETE", "POST", "PATCH", "POST+key")
 
@@ -209,4 +211,82 @@ async def test_a_handshake_that_was_sent_is_not_sent_again_although_it_is_a_get(
     sidecar = await start_sidecar(upstreams={"u": upstream}, policies=QUICK_POLICIES)
     reply = await (await sidecar.app()).ask(UPGRADE)
     assert (str(attempts), outcome) == (reply.get("x-sidecar-attempts"), reply.get("x-sidecar-outcome"))
+    await at_rest(sidecar)
+
+
+# ---- TLS ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"), "trusted")
+
+
+def refusing_certificates(authority: Authority) -> Script:
+    """TLS 1.3: the handshake is over for the client before the server says that it misses a certificate."""
+    context = demanding(authority)
+
+    async def script(talk: Talk) -> None:
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context.wrap_bio(incoming, outgoing, server_side=True)
+        while True:
+            try:
+                tls.do_handshake()
+            except ssl.SSLWantReadError:
+                await talk.send(outgoing.read())
+                incoming.write(await talk.reader.read(65_536))
+            except ssl.SSLError:
+                await talk.send(outgoing.read())
+                await talk.reader.read()
+                return
+
+    return script
+
+
+async def cut_in_handshake(talk: Talk) -> None:
+    await talk.reader.read(10)
+    talk.reset()
+
+
+@pytest.mark.parametrize(
+    ("fault", "attempts", "outcome"),
+    [
+        ("handshake cut", 4, "exhausted"),
+        ("certificate not accepted", 1, "not_retryable"),
+        ("our certificate missing", 1, "not_retryable"),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_handshake_that_was_cut_is_tried_again_a_certificate_is_not(
+    start_sidecar: Starter,
+    start_upstream: UpstreamStarter,
+    authority: Authority,
+    fault: str,
+    attempts: int,
+    outcome: str,
+    method: str,
+) -> None:
+    if fault == "handshake cut":
+        upstream = await start_upstream(cut_in_handshake)
+    elif fault == "certificate not accepted":
+        upstream = await start_upstream(silence, tls=server_side(authority.issue("other.test")))
+    else:
+        upstream = await start_upstream(refusing_certificates(authority))
+    settings = {
+        "route": "/u",
+        "endpoints": [f"https://127.0.0.1:{upstream.port}"],
+        "ca_bundle": str(authority.bundle),
+        **NO_BREAKER,
+    }
+    sidecar = await start_sidecar(upstreams={"u": settings}, policies=QUICK_POLICIES)
+    if fault == "our certificate missing":
+        let_resets_arrive_first(sidecar)
+    reply = await (await sidecar.app()).ask(request(method, "/u/x", body=b"hi" if method == "POST" else b""))
+    assert (502, "TLS_FAILURE", str(attempts), outcome) == (
+        reply.status,
+        reply.json["error_code"],
+        reply.get("x-sidecar-attempts"),
+        reply.get("x-sidecar-outcome"),
+    )
+    assert [] == upstream.requests
     await at_rest(sidecar)
