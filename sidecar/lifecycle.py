@@ -30,6 +30,7 @@ def run(loaded: Loaded) -> int:
     try:
         return uvloop.run(_live(loaded, log))
     except CannotStart as why:
+        log.detach()  # from a thread that would end with us, maybe before it has written this
         log.error("sidecar.cannot_start", str(why))
         return 1
 

@@ -1,9 +1,10 @@
 """Log lines on standard error: one per line, in the words of OpenTelemetry's log model, of ECS, or for people.
 
 Law: a line is written for a person who was not there: what happened, to what, and what to do. Writing never raises.
-The healthy path writes nothing. Lines about the life of the process (`info`, `warn`, `error`) are written at once, so
-that the last one before an end is seen; lines about traffic (`event`, `exception`) go through the writer's thread,
-limited in rate and dropped rather than waited for, and what was left out is counted and told.
+The healthy path writes nothing. While there is a writer every line goes through its thread, because a pipe that nobody
+reads blocks whoever writes to it: lines are dropped rather than waited for, those about traffic (`event`, `exception`)
+are limited in rate too, and what was left out is counted and told. Before and after there is one, lines are written at
+once; the last ones, after it, are waited for, but not for long.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from telemetry.writer import Writer
 SEVERITY = {"debug": ("DEBUG", 5), "info": ("INFO", 9), "warn": ("WARN", 13), "error": ("ERROR", 17)}
 _RANK = {level: rank for rank, level in enumerate(LEVELS)}
 _RATE, _BURST = 10.0, 100.0  # lines per second for one (event, upstream)
+_PATIENCE = 1.0  # seconds for a last line
 
 # OpenTelemetry's names → Elastic's; the semantic conventions below them are the same in both.
 _ECS = {
@@ -55,6 +57,8 @@ class Log:
         self._wall = wall
         self._one_at_a_time = threading.Lock()
         self._writer: Writer | None = None
+        self._ending = False
+        self._stuck = False
         self._buckets = TokenBuckets(_RATE, _BURST)
         self.suppressed: MutableMapping[str, int] = dict.fromkeys(LEVELS, 0)
         self.configure(form, level)
@@ -66,12 +70,16 @@ class Log:
         self.debugging = level == "debug"
 
     def attach(self, writer: Writer, suppressed: MutableMapping[str, int]) -> None:
-        """From now on lines about traffic go through this thread, and those left out are counted here."""
+        """From now on lines go through this thread, and those left out are counted here."""
         self._writer = writer
         self.suppressed = suppressed
 
     def detach(self) -> None:
-        """The thread is about to end: every line is written at once again."""
+        """The thread is about to end: what it has is written, then every line at once again, all within bounds.
+        Not for the event loop."""
+        if self._writer is not None:
+            self._writer.flush(_PATIENCE)
+            self._ending = True
         self._writer = None
 
     # ---- the life of the process ---------------------------------------------------------------------------------
@@ -98,10 +106,8 @@ class Log:
             return
         if limited and not self._buckets.take((event, about), now):
             self._leave_out(level)
-        elif self._writer is None:
-            self._make(level, event, self._wall(), fields)
-        elif not self._writer.put(self._make, level, event, self._wall(), fields):
-            self._leave_out(level)
+        else:
+            self._hand_over(level, self._make, level, event, self._wall(), fields)
 
     def exception(self, body: str, error: BaseException, **fields: object) -> None:
         """Our own fault: with the frames, because nothing else will show where it happened."""
@@ -111,10 +117,7 @@ class Log:
             return
         frames = "".join(traceback.format_exception(error))
         said = {Field.BODY: body, "exception": repr(error), "frames": frames, **fields}
-        if self._writer is None:
-            self._write("error", Event.INTERNAL_ERROR, at, said)
-        elif not self._writer.put(self._write, "error", Event.INTERNAL_ERROR, at, said):
-            self._leave_out("error")
+        self._hand_over("error", self._write, "error", Event.INTERNAL_ERROR, at, said)
 
     # ---- writing -------------------------------------------------------------------------------------------------
 
@@ -123,7 +126,29 @@ class Log:
 
     def _now(self, level: str, event: str, body: str, fields: Fields) -> None:
         if _RANK[level] >= self._least:
-            self._write(level, event, self._wall(), {Field.BODY: body, **fields})
+            self._hand_over(level, self._write, level, event, self._wall(), {Field.BODY: body, **fields})
+
+    def _hand_over(self, level: str, write: Callable[..., None], *arguments: object) -> None:
+        writer = self._writer
+        if writer is not None:
+            taken = writer.put(write, *arguments)
+        elif self._ending:
+            taken = self._within_bounds(write, *arguments)
+        else:
+            write(*arguments)
+            taken = True
+        if not taken:
+            self._leave_out(level)
+
+    def _within_bounds(self, write: Callable[..., None], *arguments: object) -> bool:
+        """A last line, in a thread that may be left behind: the process ends although nobody reads its pipe."""
+        if self._stuck:
+            return False
+        last = threading.Thread(target=write, args=arguments, name="last-line", daemon=True)
+        last.start()
+        last.join(_PATIENCE)
+        self._stuck = last.is_alive()
+        return not self._stuck
 
     def _make(self, level: str, event: str, at: float, fields: Callable[[], Fields]) -> None:
         self._write(level, event, at, fields())
@@ -141,10 +166,25 @@ class Log:
             written = self._format(line)
             stream = self._stream or sys.stderr
             with self._one_at_a_time:
-                stream.write(written + "\n")
-                stream.flush()
+                _send(stream, written + "\n")
         except (OSError, ValueError, TypeError):
             pass  # nobody can be told that telling failed
+
+
+def _send(stream: TextIO, text: str) -> None:
+    """Past Python's buffer where there is one: a thread stuck in it holds its lock, and the interpreter, which flushes
+    it at the end, would abort."""
+    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    if raw is None:
+        stream.write(text)
+        stream.flush()
+        return
+    left = memoryview(text.encode(errors="backslashreplace"))
+    while left:
+        sent = raw.write(left)
+        if not sent:  # a pipe that does not block, and is full
+            return
+        left = left[sent:]
 
 
 def _json(line: Fields) -> str:

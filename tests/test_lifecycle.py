@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
@@ -368,3 +369,42 @@ async def test_sighup_checks_the_file_says_what_it_found_and_keeps_running(run: 
     assert 200 == (await process.admin("/readyz")).status
     process.signal(signal.SIGTERM)
     assert 0 == await process.ended()
+
+
+# ---- a pipe nobody reads -----------------------------------------------------------------------------------------
+
+
+async def test_standard_error_that_nobody_reads_costs_lines_and_holds_up_nothing(
+    start_upstream: UpstreamStarter, tmp_path: Path
+) -> None:
+    upstream = await start_upstream(always(answer(b"no", status="503 Service Unavailable")))
+    keys = {"upstreams": routed(upstream), "policies": {"default": {"max_attempts": 1}}, "shutdown_grace": 20}
+    (tmp_path / "sidecar.yaml").write_text(json.dumps(keys))
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SIDECAR")}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sidecar", "run", "-c", "sidecar.yaml"),
+        stderr=writing,
+        cwd=tmp_path,
+        env={**clean, "PYTHONPATH": str(REPOSITORY), **FREE_PORTS},
+    )
+    os.close(writing)
+    try:
+        started = json.loads(await asyncio.to_thread(os.read, reading, 4096))
+        app = await App.connect(_address(started["listen"]))
+        for _ in range(30):  # of about 1 kB each
+            assert 503 == (await app.ask(GET)).status
+        process.send_signal(signal.SIGHUP)
+        assert 503 == (await app.ask(GET)).status
+        admin = await App.connect(_address(started["admin"]))
+        assert 200 == (await admin.ask("GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")).status
+        admin.close()
+        app.close()
+        process.send_signal(signal.SIGTERM)
+        assert 0 == await asyncio.wait_for(process.wait(), keys["shutdown_grace"])
+    finally:
+        os.close(reading)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

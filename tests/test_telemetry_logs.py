@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from telemetry import log_lines
+from telemetry import log_lines, logs
 from telemetry.logs import Log
 from telemetry.rates import TokenBuckets
 from telemetry.record import Trace
@@ -196,12 +197,14 @@ def test_a_pipe_nobody_reads_costs_lines_and_blocks_nobody() -> None:
     assert 89 <= counted["warn"] <= 90, "ten wait, one is being written"
     log.exception("it broke", ValueError())
     assert 1 == counted["error"], "not even our own faults are waited for"
+    log.info("sidecar.config.valid", "the file is valid")
+    assert 1 == counted["info"], "nor what an operator asked for"
     stuck.released.set()
     writer.close()
     assert 100 == counted["warn"] + len(stuck.getvalue().splitlines())
 
 
-def test_lines_of_the_process_are_written_at_once_and_lines_of_traffic_in_the_thread() -> None:
+def test_lines_are_written_in_the_thread_while_there_is_one_in_the_order_they_were_said() -> None:
     log, stream = a_log()
     writer = Writer()
     log.attach(writer, {})
@@ -211,17 +214,46 @@ def test_lines_of_the_process_are_written_at_once_and_lines_of_traffic_in_the_th
         where.append(threading.current_thread().name)
         return {"body": "b"}
 
-    log.info("sidecar.started", "now")
-    assert 1 == len(said(stream))
     log.event("info", "e", "u", 0.0, fields)
+    log.info("sidecar.started", "now")
     log.exception("it broke", ValueError())
-    assert writer.flush()
-    assert (["telemetry-writer"], 3) == (where, len(said(stream)))
     log.detach()
+    assert ["telemetry-writer"] == where
+    assert ["e", "sidecar.started", "sidecar.internal_error"] == [line["event_name"] for line in said(stream)]
     writer.close()
     log.event("info", "e", "u", 0.0, fields)
     log.exception("it broke", ValueError())
     assert 5 == len(said(stream)), "after the end of the thread everything is written at once again"
+
+
+def test_a_last_line_that_nobody_reads_is_given_up_and_the_next_one_not_even_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logs, "_PATIENCE", 0.05)
+    stuck = Stuck()
+    log, _ = a_log(stream=stuck)
+    writer = Writer()
+    counted = {"info": 0}
+    log.attach(writer, counted)
+    log.info("sidecar.draining", "waits in the thread")
+    log.detach()
+    log.info("sidecar.stopped", "given up")
+    log.info("sidecar.stopped", "not tried")
+    assert 2 == counted["info"]
+    assert 1 == sum(thread.name == "last-line" for thread in threading.enumerate())
+    stuck.released.set()
+    writer.close()
+
+
+def test_a_full_pipe_that_does_not_block_costs_the_line() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with open(writing, "w") as stream:
+        log = Log(stream)
+        for _ in range(100):
+            log.info("e", "x" * 4_000)
+        assert 100_000 > len(os.read(reading, 1_000_000)) > 4_000
+    os.close(reading)
 
 
 def test_a_job_that_fails_takes_no_other_with_it() -> None:
