@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -30,6 +31,10 @@ class RotatingFile:
         told: Callable[[str], None] | None = None,
     ) -> None:
         self._path = path
+        # Exactly what `_aside` and `_rotate` name: whatever else lies in the folder belongs to somebody else.
+        self._ours = re.compile(
+            rf"{re.escape(path.stem)}-\d{{8}}T\d{{12}}-\d{{3,}}{re.escape(path.suffix)}(\.gz|\.part)?"
+        )
         self._max_bytes = max_bytes
         self._keep = keep
         self._ttl = ttl
@@ -72,7 +77,7 @@ class RotatingFile:
 
     def expire(self) -> None:
         """Delete what was put aside too long ago or is too many."""
-        aside = sorted(self._path.parent.glob(f"{self._path.stem}-*{self._path.suffix}*"), reverse=True)
+        aside = sorted((path for path in self._path.parent.glob("*") if self._ours.fullmatch(path.name)), reverse=True)
         oldest = float("-inf") if self._ttl is None else self._wall() - self._ttl
         whole = 0
         for path in aside:

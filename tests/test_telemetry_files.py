@@ -104,13 +104,47 @@ def test_a_restart_goes_on_where_the_file_was_and_tidies_up_what_was_interrupted
     first = rotating(path)
     first.append(b"one")
     first.close()
-    (tmp_path / "e-20230101T000000.jsonl.part").write_bytes(b"half")
+    (tmp_path / "e-20230101T000000000000-000.jsonl.part").write_bytes(b"half")
     second = rotating(path, max_bytes=9)
     second.append(b"second")
     second.close()
     (packed,) = aside(tmp_path)
     assert b"one\nsecond\n" == gzip.decompress(packed.read_bytes())
     assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "e-2019.jsonl",
+        "e-backup.jsonl",
+        "e-backup.jsonl.gz",
+        "e-20230101T000000000000-000.jsonl.gz.bak",
+        "e-20230101T000000000000-000.jsonl.gpg",
+        "e-other-20230101T000000000000-000.jsonl.gz",
+        "e-20230101T000000000000-000-mine.jsonl",
+        "e-notes.jsonl.part",
+    ],
+)
+def test_files_of_others_in_the_same_folder_are_left_alone_however_similar_their_names(
+    tmp_path: Path, name: str
+) -> None:
+    foreign = tmp_path / name
+    foreign.write_bytes(b"of somebody else")
+    os.utime(foreign, (0, 0))
+    file = rotating(tmp_path / "e.jsonl", keep=1, ttl=100.0)
+    for _ in range(9):
+        file.append(b"x" * 60)
+    file.expire()
+    file.close()
+    assert b"of somebody else" == foreign.read_bytes()
+    assert 1 == len([path for path in aside(tmp_path) if path != foreign]), "ours still go by number"
+
+
+def test_a_folder_that_is_not_there_any_more_has_nothing_to_expire(tmp_path: Path) -> None:
+    file = rotating(tmp_path / "gone" / "e.jsonl")
+    file.expire()
+    assert 0 == file.lost
 
 
 def test_lines_are_buffered_until_flushed(tmp_path: Path) -> None:
