@@ -49,7 +49,7 @@ class Subscription:
         self._size = size
         self.too_slow = False
         self.missed = False
-        """Events between the last id it saw and the oldest that is still known are gone."""
+        """The last id it saw is not known any more, or of an earlier process: events after it may be gone."""
 
     def offer(self, event: RetryEvent) -> bool:
         if self._queue.qsize() >= self._size:
@@ -121,16 +121,23 @@ class Events:
         """From now on, or from the event after `last_event_id`, as far back as events are known."""
         reader = Subscription(self, size)
         if last_event_id is not None:
-            last = _number_of(last_event_id)
-            known = [event for event in self._ring if event.number > last]
-            # Ids start again with each process: a number beyond ours is from an earlier life.
-            if last > self._count:
-                known = list(self._ring)
-            reader.missed = last > self._count or (bool(known) and known[0].number > last + 1)
+            known = self._after(last_event_id)
+            reader.missed = known is None
+            known = list(self._ring) if known is None else known
             for event in known[-size:]:
                 reader.offer(event)
         self._readers.add(reader)
         return reader
+
+    def _after(self, last_event_id: str) -> list[RetryEvent] | None:
+        """What came after an event that is still known; None when it is not. Numbers start again with each process, so
+        the whole id has to be the same: what an earlier life called 5 says nothing about our 5."""
+        after: list[RetryEvent] = []
+        for event in reversed(self._ring):
+            if event.event_id == last_event_id:
+                return after[::-1]
+            after.append(event)
+        return None
 
     def unsubscribe(self, reader: Subscription) -> None:
         self._readers.discard(reader)
@@ -147,11 +154,6 @@ class Events:
         for reader in tuple(self._readers):
             reader.end()
         self._readers.clear()
-
-
-def _number_of(event_id: str) -> int:
-    number = event_id.rpartition("_")[2]
-    return int(number) if number.isascii() and number.isdigit() and len(number) < 19 else 0
 
 
 # ---- S1's shape --------------------------------------------------------------------------------------------------

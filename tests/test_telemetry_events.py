@@ -153,7 +153,27 @@ async def test_an_id_from_elsewhere_brings_what_is_known(last_event_id: str) -> 
     published = Events(wall)
     published.state_changed("config_changed", ARRIVED, {"number": 1})
     reader = published.subscribe(last_event_id)
+    assert reader.missed
     assert [1] == [event.facts["number"] for event in await taken(reader, 1)]
+
+
+async def test_an_id_of_an_earlier_process_brings_everything_also_when_its_number_is_one_of_ours() -> None:
+    earlier, published = Events(wall), Events(wall)
+    for number in range(3):
+        earlier.state_changed("config_changed", ARRIVED + number, {"number": number})
+        published.state_changed("config_changed", ARRIVED + 60 + number, {"number": 10 + number})
+    reader = published.subscribe(earlier.recent()[0].event_id)
+    assert reader.missed
+    assert [10, 11, 12] == [event.facts["number"] for event in await taken(reader, 3)]
+
+
+async def test_a_reader_that_saw_the_newest_event_missed_nothing_and_hears_only_what_comes() -> None:
+    published = Events(wall)
+    published.state_changed("config_changed", ARRIVED, {"number": 1})
+    reader = published.subscribe(published.recent()[0].event_id)
+    published.state_changed("config_changed", ARRIVED, {"number": 2})
+    assert not reader.missed
+    assert [2] == [event.facts["number"] for event in await taken(reader, 1)]
 
 
 async def test_a_slow_reader_is_cut_off_and_counted_and_others_go_on() -> None:
