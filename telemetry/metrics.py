@@ -119,7 +119,7 @@ class Metrics:
             tally.suppressed[session.suppressed] += 1
         if session.caller_resend:
             tally.caller_resends += 1
-        if outcome == "breaker_open":
+        if outcome == "breaker_open" and not session.attempts:  # else a call was made, and its retry refused
             tally.rejections += 1
         if session.fallback_from is not None:
             self.tally(session.fallback_from).rejections += 1

@@ -134,7 +134,7 @@ class Tally:
             kind = attempt.kind
             self.attempts[kind, code or "success"] += 1
             (self.attempt_success if code is None else self.attempt_failure).observe(took)
-            if kind == "retry" and previous is not None:
+            if kind != "stale" and previous is not None:  # a probe after a failure is a retry too
                 self.retries[previous] += 1
             if kind == "probe" or attempt.breaker == "half_open":
                 self.probes["success" if code is None else "failure"] += 1

@@ -217,6 +217,23 @@ def test_fast_fails_probes_and_fallbacks_are_seen() -> None:
     assert 0 == value(metrics, "breaker_probes_total", upstream="payments", result="failure")
 
 
+def test_a_breaker_that_stops_a_retry_has_not_refused_the_request() -> None:
+    metrics = Metrics()
+    metrics.observe(session("breaker_open", attempt(status=503, code="TEMPORARY_UNAVAILABLE"), status=503))
+    assert 0 == value(metrics, "breaker_rejections_total", upstream="payments")
+    assert 1 == value(metrics, "sessions_total", upstream="payments", outcome="breaker_open")
+
+
+def test_a_retry_that_probes_a_breaker_is_a_retry_and_a_resend_on_a_fresh_connection_is_none() -> None:
+    metrics = Metrics()
+    failed = attempt(status=503, code="TEMPORARY_UNAVAILABLE")
+    metrics.observe(session("recovered", failed, attempt(status=200, kind="probe", breaker="half_open")))
+    metrics.observe(session("first_try", attempt(code="CONNECTION_LOST"), attempt(status=200, kind="stale")))
+    metrics.observe(session("first_try", attempt(status=200, kind="probe", breaker="half_open")))
+    assert 1 == value(metrics, "retries_total", upstream="payments", reason="TEMPORARY_UNAVAILABLE")
+    assert value(metrics, "retries_total", upstream="payments", reason="CONNECTION_LOST") is None
+
+
 def test_a_tunnel_counts_as_a_tunnel_and_not_as_latency() -> None:
     metrics = Metrics()
     metrics.observe(session("tunnelled", attempt(took=0.1), method="CONNECT", status=200))
