@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from telemetry.names import OTHER_METHOD, RETRY_SCHEDULED, Attribute
-from telemetry.record import BAD, PHASE_WORDS, Attempt, Session, Trace
+from telemetry.record import BAD, NOT_CONNECTED, PHASE_WORDS, Attempt, Session, Trace
 from telemetry.redact import Redactor
 from telemetry.sessions import Wall
 
@@ -126,7 +126,6 @@ class Materialiser:
         attributes: Attributes = {
             Attribute.METHOD: method,
             Attribute.URL_FULL: (endpoint if "://" in endpoint else f"{scheme}://{endpoint}") + sent,
-            Attribute.PROTOCOL_VERSION: "1.1",
             Attribute.UPSTREAM: session.upstream,
             Attribute.POLICY: attempt.policy_id,
             Attribute.BREAKER_STATE: attempt.breaker,
@@ -135,6 +134,8 @@ class Materialiser:
         }
         _address(attributes, endpoint.rpartition("://")[2], Attribute.SERVER_ADDRESS, Attribute.SERVER_PORT)
         _peer(attributes, attempt)
+        if attempt.phase != NOT_CONNECTED:
+            attributes[Attribute.PROTOCOL_VERSION] = "1.1"
         if attempt.status:
             attributes[Attribute.STATUS] = attempt.status
         if number:
@@ -256,6 +257,8 @@ def is_error(session: Session) -> bool:
         return False
     if session.outcome in ("failed_streaming", "internal") or session.status >= 500:
         return True
+    if session.outcome == "tunnelled":
+        return session.code is not None  # it was opened with a 200, and broke
     return session.outcome in BAD and session.status < 400
 
 

@@ -273,6 +273,20 @@ def test_a_tunnel_that_could_not_be_opened_is_an_error(make_signals: Make) -> No
     assert (ERROR, "CONNECTION_REFUSED") == (span.status.code, attributes(span)["error.type"])
 
 
+def test_a_tunnel_that_broke_is_an_error_although_it_was_opened(make_signals: Make) -> None:
+    made = session("tunnelled", attempt(), method="CONNECT", target="api.test:443", status=200, code="CONNECTION_RESET")
+    (span,) = spans_of(make_signals, made, 1)
+    assert (ERROR, "CONNECTION_RESET") == (span.status.code, attributes(span)["error.type"])
+
+
+def test_what_was_never_connected_has_no_version_of_a_protocol(make_signals: Make) -> None:
+    _, refused, answered = spans_of(
+        make_signals, session("recovered", attempt(code="CONNECTION_REFUSED"), attempt(status=200)), 3
+    )
+    assert "network.protocol.version" not in attributes(refused)
+    assert "1.1" == attributes(answered)["network.protocol.version"]
+
+
 def test_the_tracestate_of_the_caller_is_on_the_spans(make_signals: Make) -> None:
     made = healthy(trace=Trace(TRACE_ID, SPAN_ID, 5, True, b"vendor=1"))
     with http_collector() as (url, received):
