@@ -7,12 +7,12 @@ addresses and messages pass through the redactor.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, NamedTuple
 
 from telemetry.record import CONNECTED, NOT_CONNECTED, Attempt, Decision, Session
 from telemetry.redact import Redactor
 from telemetry.sentences import (
-    ENDINGS,
     HOW_FAR,
     IDEMPOTENT,
     LAST_WORDS,
@@ -20,6 +20,7 @@ from telemetry.sentences import (
     REASONS,
     Telling,
     counted,
+    ending,
     seconds,
     unnamed,
 )
@@ -34,12 +35,12 @@ class Step(NamedTuple):
     remedy: str = ""
 
 
-def explain(session: Session, redactor: Redactor) -> list[Step]:
-    """The whole story, in order."""
-    return _Story(session, redactor).steps()
+def explain(session: Session, redactor: Redactor, slow: float = inf) -> list[Step]:
+    """The whole story, in order. `slow` is the threshold above which sessions are kept for their duration alone."""
+    return _Story(session, redactor, slow).steps()
 
 
-def as_json(session: Session, redactor: Redactor) -> list[dict[str, Any]]:
+def as_json(session: Session, redactor: Redactor, slow: float = inf) -> list[dict[str, Any]]:
     """For `GET /sessions/{id}`."""
     return [
         {
@@ -49,14 +50,14 @@ def as_json(session: Session, redactor: Redactor) -> list[dict[str, Any]]:
             "rule": step.rule or None,
             "remedy": step.remedy or None,
         }
-        for number, step in enumerate(explain(session, redactor), 1)
+        for number, step in enumerate(explain(session, redactor, slow), 1)
     ]
 
 
-def as_text(session: Session, redactor: Redactor) -> str:
+def as_text(session: Session, redactor: Redactor, slow: float = inf) -> str:
     """For `sidecar explain`."""
     lines = [summary(session), ""]
-    for step in explain(session, redactor):
+    for step in explain(session, redactor, slow):
         lines.append(f"{'+' + seconds(step.at):>10}  {step.what}")
         if step.rule:
             lines.append(f"{'':>12}decided by: {step.rule}")
@@ -72,7 +73,7 @@ def summary(session: Session) -> str:
         name += f" {session.operation}"
     made = len(session.attempts)
     tries = f" after {counted(made, 'attempt')}" if made > 1 and session.outcome != "first_try" else ""
-    what = f"{session.method} to {name} {ENDINGS.get(session.outcome, session.outcome)}{tries}"
+    what = f"{session.method} to {name} {ending(session)}{tries}"
     result = session.code or (str(session.status) if session.status else "")
     if session.suppressed is not None:
         result += f", not retried: {session.suppressed}"
@@ -80,8 +81,9 @@ def summary(session: Session) -> str:
 
 
 class _Story:
-    def __init__(self, session: Session, redactor: Redactor) -> None:
+    def __init__(self, session: Session, redactor: Redactor, slow: float) -> None:
         self._session = session
+        self._slow = slow
         self._redactor = redactor
         self._steps: list[Step] = []
         self._now = 0.0
@@ -207,6 +209,8 @@ class _Story:
             return "a 429 says it was not executed"
         if self._session.method in IDEMPOTENT:
             return f"{self._session.method} is idempotent"
+        if attempt.decision is not None and attempt.decision.resend:
+            return attempt.decision.resend
         return "it has an idempotency key that the provider honours, or the policy allows it"
 
     def _not_retried(self, reason: str, decision: Decision | None) -> None:
@@ -232,6 +236,11 @@ class _Story:
         elif session.outcome == "denied" and session.code is not None:
             remedy = f"what `GET /errors/{session.code}` says under resolution"
         self._tell(LAST_WORDS.get(session.outcome, unnamed)(session, self._redactor), rule, remedy)
+        if session.outcome == "first_try" and self._now > self._slow:
+            self._tell(
+                f"It is kept because it took longer than {seconds(self._slow)}, although nothing went wrong.",
+                rule=f"telemetry.slow_threshold: {self._slow:g}",
+            )
         if session.dlq_id is not None:
             self._tell(
                 f"The request is kept as dead letter {session.dlq_id}: see it with `sidecar dlq show "

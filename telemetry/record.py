@@ -54,6 +54,8 @@ class Decision(NamedTuple):
     """What would have changed it; empty when nothing the user can set would have."""
     limit: int = 0
     """Retry: how many attempts there may be at most, by the policy that was followed."""
+    resend: str = ""
+    """Retry: why the request may be sent again."""
 
 
 class Attempt:

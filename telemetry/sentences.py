@@ -35,7 +35,18 @@ def seconds(value: float) -> str:
     """A duration as a person says it: 1.25 s, 340 ms, 0.4 ms."""
     if value >= 1:
         return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
-    return f"{value * 1000:.3g} ms"
+    return f"{round(value * 1000, 3):.3g} ms"
+
+
+def ending(session: Session) -> str:
+    """How it ended, in a few words."""
+    if session.outcome == "breaker_open" and session.attempts:
+        return "failed and was kept from a retry by an open breaker"
+    if session.outcome == "tunnelled" and session.code is not None:
+        return "went through a tunnel that broke"
+    if session.outcome == "denied" and 0 < session.status < 400:
+        return "was answered by the sidecar itself"
+    return ENDINGS.get(session.outcome, session.outcome)
 
 
 def counted(number: int, noun: str) -> str:
@@ -83,7 +94,9 @@ def _not_resendable(session: Session) -> Telling:
 def _no_attempts_left(session: Session) -> Telling:
     last = _last(session)
     policy = last.policy_id if last is not None else session.policy_id
-    made = len(session.attempts)
+    made = sum(attempt.kind != "stale" for attempt in session.attempts)
+    if last is not None and last.decision is not None and last.decision.rule.startswith("x-sidecar-max-attempts"):
+        return Telling(f"the app asked for at most {counted(made, 'attempt')}.", last.decision.rule, "")
     return Telling(
         f"policy {policy} allows one attempt only." if made < 2 else f"policy {policy} allows {made} attempts.",
         f"policies.{policy}.max_attempts",
@@ -171,6 +184,28 @@ def _failed(session: Session, redactor: Redactor) -> str:
     return f"{_answer(session)}, {source}: {_with_reason(session, redactor)}. The outcome is {session.outcome}."
 
 
+def _tunnelled(session: Session, redactor: Redactor) -> str:
+    carried = (
+        f"{session.request_bytes:,} bytes there and {session.response_bytes:,} back in "
+        f"{seconds(session.ended - session.started)}"
+    )
+    if session.code is None:
+        return f"The tunnel carried {carried}. What was inside cannot be seen."
+    return f"The tunnel broke after {carried}: {_with_reason(session, redactor)}. What was inside cannot be seen."
+
+
+def _denied(session: Session, redactor: Redactor) -> str:
+    if 0 < session.status < 400:  # the one answer of ours that is no refusal
+        return f"The sidecar answered it itself with {session.status}: Max-Forwards was 0, so it went no further."
+    return f"The sidecar refused it with {session.status}: {_with_reason(session, redactor)}."
+
+
+def _breaker_open(session: Session, redactor: Redactor) -> str:
+    if session.attempts:
+        return _failed(session, redactor)
+    return f"{_answer(session)} at once, without a call: {_with_reason(session, redactor)}."
+
+
 LAST_WORDS: dict[str, Callable[[Session, Redactor], str]] = {
     "first_try": lambda s, r: f"The app got {s.status} after {seconds(s.ended - s.started)}.",
     "recovered": lambda s, r: (
@@ -180,14 +215,11 @@ LAST_WORDS: dict[str, Callable[[Session, Redactor], str]] = {
         f"The app got the stored answer ({s.status}) to the same idempotency key; nothing was sent."
     ),
     "queued": lambda s, r: "The outbox took the request; the app got 202 and does not wait.",
-    "tunnelled": lambda s, r: (
-        f"The tunnel carried {s.request_bytes:,} bytes there and {s.response_bytes:,} back in "
-        f"{seconds(s.ended - s.started)}. What was inside cannot be seen."
-    ),
+    "tunnelled": _tunnelled,
     "rejected": lambda s, r: f"The app got the upstream's verdict, {s.status}: {_with_reason(s, r)}.",
-    "denied": lambda s, r: f"The sidecar refused it with {s.status}: {_with_reason(s, r)}.",
+    "denied": _denied,
     "cancelled": lambda s, r: f"The app went away after {seconds(s.ended - s.started)}, and everything was stopped.",
-    "breaker_open": lambda s, r: f"{_answer(s)} at once, without a call: {_with_reason(s, r)}.",
+    "breaker_open": _breaker_open,
     "failed_streaming": lambda s, r: (
         f"The answer ({s.status}) broke off after {s.response_bytes:,} bytes; the app saw a broken connection, never a "
         f"short answer that looks whole: {_with_reason(s, r)}."

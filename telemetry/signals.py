@@ -186,8 +186,12 @@ class Signals:
         shown = serialise(session, self._wall, self.redactor, self._server_id)
         if explained:
             shown["summary"] = explain.summary(session)
-            shown["explanation"] = explain.as_json(session, self.redactor)
+            shown["explanation"] = explain.as_json(session, self.redactor, self._slow)
         return shown
+
+    def explain(self, session: Session) -> str:
+        """What happened to a session, for a person."""
+        return explain.as_text(session, self.redactor, self._slow)
 
     # ---- state changes -------------------------------------------------------------------------------------------
 

@@ -55,7 +55,10 @@ def decided(
 
 
 def test_a_failure_that_may_pass_is_tried_again_after_the_backoff() -> None:
-    assert Decision(1.0, "UPSTREAM_ERROR", "policies.default: attempt 2 of 4", limit=4) == decided()
+    assert (
+        Decision(1.0, "UPSTREAM_ERROR", "policies.default: attempt 2 of 4", "", 4, "the method is idempotent")
+        == decided()
+    )
     assert 4.0 == decided(at=situation(attempts=3)).delay
 
 
@@ -239,14 +242,20 @@ def test_nothing_is_charged_to_the_budget_unless_everything_else_says_yes() -> N
         (
             {"ends_at": NOW + 0.5},
             {},
-            "policies.default.total_timeout: 60, and a wait of 1 s does not fit into the 0.5 s left",
+            "policies.default.total_timeout: 60, and a wait of 1 s does not fit into the time left (500 ms)",
             "a longer total_timeout, or an x-sidecar-timeout header",
         ),
         (
             {"ends_at": NOW + 0.25, "overrides": short_of_time()},
             {},
-            "x-sidecar-timeout: 1, and a wait of 1 s does not fit into the 0.25 s left",
-            "a longer total_timeout, or an x-sidecar-timeout header",
+            "x-sidecar-timeout: 1, and a wait of 1 s does not fit into the time left (250 ms)",
+            "a higher number in this header (x-sidecar-timeout)",
+        ),
+        (
+            {"ends_at": NOW + 1e-12, "overrides": short_of_time()},
+            {"base_delay": 0.0046},
+            "x-sidecar-timeout: 1, and a wait of 4.6 ms does not fit into the time left (0 ms)",
+            "a higher number in this header (x-sidecar-timeout)",
         ),
         (
             {"method": "POST"},

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from telemetry import explain
-from telemetry.record import SENT, Session
+from telemetry.record import SENT, Decision, Session
 from telemetry.redact import Redactor
 from tests.doubles.records import attempt, exhausted, healthy, recovered, retry, session, stop
 
@@ -301,6 +301,94 @@ STORIES: dict[str, tuple[Session, str]] = {
            +4.03 s  The tunnel carried 1,000 bytes there and 50,000 back in 4.03 s. What was inside cannot be seen.
         """,
     ),
+    "a tunnel that broke": (
+        session(
+            "tunnelled",
+            attempt("api.test:443", took=0.03),
+            method="CONNECT",
+            target="api.test:443",
+            status=200,
+            code="CONNECTION_RESET",
+            request_bytes=1000,
+        ),
+        """
+        CONNECT to payments went through a tunnel that broke, 31 ms (CONNECTION_RESET)
+
+             +0 ms  The app asked for a tunnel to api.test:443.
+             +0 ms  Attempt 1 to api.test:443 was connected after 30 ms.
+            +31 ms  The tunnel broke after 1,000 bytes there and 0 back in 31 ms: CONNECTION_RESET. What was inside cannot be seen.
+        """,
+    ),
+    "a breaker that opened before the retry": (
+        session(
+            "breaker_open",
+            attempt(
+                status=503, code=T, decision=stop("breaker_open", "breaker: no endpoint is let through for another 5 s")
+            ),
+            suppressed="breaker_open",
+        ),
+        """
+        GET to payments failed and was kept from a retry by an open breaker, 101 ms (TEMPORARY_UNAVAILABLE, not retried: breaker_open)
+
+             +0 ms  GET /pay/v1/charges arrived for upstream payments, under policy default.
+             +0 ms  Attempt 1 to a.test:443 was answered with 503 after 100 ms: TEMPORARY_UNAVAILABLE.
+           +100 ms  Not retried: no endpoint of payments was let through by its breaker.
+                    decided by: breaker: no endpoint is let through for another 5 s
+                    what would change it: another endpoint, a `fallback` upstream, or `sidecar breakers reset` once the upstream is well
+           +101 ms  The app got 503, the upstream's own answer, passed on: TEMPORARY_UNAVAILABLE. The outcome is breaker_open.
+        """,
+    ),
+    "Max-Forwards used up": (
+        session("denied", method="TRACE", status=200, upstream="_none"),
+        """
+        TRACE to no upstream was answered by the sidecar itself, 1 ms (200)
+
+             +0 ms  TRACE /pay/v1/charges arrived for no upstream, under policy default.
+             +1 ms  The sidecar answered it itself with 200: Max-Forwards was 0, so it went no further.
+        """,
+    ),
+    "a dead connection does not count as an attempt of the policy": (
+        session(
+            "exhausted",
+            attempt(code="CONNECTION_RESET", phase=SENT, reused=True),
+            attempt(status=503, code=T, kind="stale", decision=stop("attempts", "policies.default.max_attempts: 1")),
+            suppressed="attempts",
+        ),
+        """
+        GET to payments failed after 2 attempts, 201 ms (TEMPORARY_UNAVAILABLE, not retried: attempts)
+
+             +0 ms  GET /pay/v1/charges arrived for upstream payments, under policy default.
+             +0 ms  Attempt 1 to a.test:443 on a kept-alive connection failed after 100 ms, the request was sent whole and no answer came: CONNECTION_RESET.
+           +100 ms  The kept-alive connection had died before any byte of an answer, so the request was sent again at once on a fresh one. This does not count as a retry.
+                    decided by: a stale connection is replaced once, when the request may be resent
+           +100 ms  Attempt 2 to a.test:443 was answered with 503 after 100 ms: TEMPORARY_UNAVAILABLE.
+           +200 ms  Not retried: policy default allows one attempt only.
+                    decided by: policies.default.max_attempts: 1
+                    what would change it: a higher max_attempts in policy default
+           +201 ms  The app got 503, the upstream's own answer, passed on: TEMPORARY_UNAVAILABLE. The outcome is exhausted.
+        """,
+    ),
+    "as many attempts as the app asked for": (
+        session(
+            "exhausted",
+            attempt(
+                status=503,
+                code=T,
+                decision=stop("attempts", "x-sidecar-max-attempts: 1", "a higher number in this header"),
+            ),
+            suppressed="attempts",
+        ),
+        """
+        GET to payments failed, 101 ms (TEMPORARY_UNAVAILABLE, not retried: attempts)
+
+             +0 ms  GET /pay/v1/charges arrived for upstream payments, under policy default.
+             +0 ms  Attempt 1 to a.test:443 was answered with 503 after 100 ms: TEMPORARY_UNAVAILABLE.
+           +100 ms  Not retried: the app asked for at most 1 attempt.
+                    decided by: x-sidecar-max-attempts: 1
+                    what would change it: a higher number in this header
+           +101 ms  The app got 503, the upstream's own answer, passed on: TEMPORARY_UNAVAILABLE. The outcome is exhausted.
+        """,
+    ),
     "a stage that used up its attempts": (
         session(
             "exhausted",
@@ -494,12 +582,30 @@ def test_the_rule_and_remedy_of_the_decision_go_before_the_general_ones() -> Non
         (attempt(code="CONNECTION_RESET", phase=1), "not a byte of it had been written"),
         (attempt(status=429, code="RATE_LIMIT_EXCEEDED"), "a 429 says it was not executed"),
         (attempt(status=503, code=T), "it has an idempotency key that the provider honours, or the policy allows it"),
+        (
+            attempt(
+                status=503, code=T, decision=Decision(0.0, T, "policies.default", resend="the provider honours it")
+            ),
+            "the provider honours it",
+        ),
     ],
 )
 def test_a_retry_says_why_sending_again_was_safe(made: object, why: str) -> None:
     told = explain.as_text(session("recovered", made, attempt(status=200), method="POST"), REDACTOR)  # type: ignore[arg-type]
     assert f"may be sent again ({why})" in told
     assert "Retried at once" in told
+
+
+def test_a_slow_first_try_says_why_it_is_kept_and_a_quick_one_has_nothing_to_say() -> None:
+    *_, last = explain.explain(healthy(took=1.5), REDACTOR, slow=1.0)
+    assert (
+        "It is kept because it took longer than 1 s, although nothing went wrong.",
+        "telemetry.slow_threshold: 1",
+    ) == (
+        last.what,
+        last.rule,
+    )
+    assert "It is kept" not in explain.as_text(healthy(), REDACTOR, slow=1.0)
 
 
 def test_a_reason_nobody_knows_and_an_outcome_nobody_named_are_still_told() -> None:
@@ -517,7 +623,8 @@ def test_secrets_of_the_target_and_of_messages_are_not_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(0.0004, "0.4 ms"), (0.1, "100 ms"), (1.2345, "1.23 s"), (59.94, "59.9 s"), (312.4, "312 s")]
+    ("value", "said"),
+    [(1e-17, "0 ms"), (0.0004, "0.4 ms"), (0.1, "100 ms"), (1.2345, "1.23 s"), (59.94, "59.9 s"), (312.4, "312 s")],
 )
 def test_durations_are_said_as_a_person_says_them(value: float, said: str) -> None:
     from telemetry.sentences import seconds

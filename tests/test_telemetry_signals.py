@@ -390,3 +390,11 @@ def test_over_http_grpc_is_not_loaded() -> None:
     loaded = imported(environ)
     assert {"opentelemetry", "requests"} <= loaded
     assert "grpc" not in loaded
+
+
+def test_a_slow_session_is_explained_with_the_threshold_that_kept_it(make_signals: Make) -> None:
+    signals = make_signals()
+    signals.observe(healthy(took=1.5))
+    (kept,) = signals.sessions.page().items
+    assert "telemetry.slow_threshold: 1" == signals.show(kept, explained=True)["explanation"][-1]["rule"]
+    assert "decided by: telemetry.slow_threshold: 1\n" in signals.explain(kept)

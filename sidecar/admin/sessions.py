@@ -17,7 +17,6 @@ from sidecar.admin.pages import in_slices
 from sidecar.admin.problem import Problem, wrong, wrong_choice
 from sidecar.admin.route import Call, Route, Told
 from sidecar.proxy import Proxy
-from telemetry import explain
 
 Outcome = Literal[
     "first_try",
@@ -199,5 +198,5 @@ class Sessions:
             kept = "retried, failed, refused and slow ones are kept, the newest of them, and a sample of the others"
             raise Problem(404, "NOT_FOUND", f"session {session_id[:60]!r} is not known: {kept}; see GET /sessions")
         if preferred(call.request.headers.get("Accept", ""), (JSON, PLAIN)) == PLAIN:
-            return web.Response(text=explain.as_text(session, signals.redactor), content_type=PLAIN)
+            return web.Response(text=signals.explain(session), content_type=PLAIN)
         return signals.show(session, explained=True)

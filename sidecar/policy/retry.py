@@ -20,6 +20,7 @@ from sidecar.policy.overrides import NO_OVERRIDES, Overrides
 from sidecar.policy.resend import NO_KEY, Resend, judge
 from sidecar.policy.stages import StageBudgets
 from telemetry.record import FATAL, SENT, Decision
+from telemetry.sentences import seconds
 
 TOO_EARLY = 425
 _NOT_EXECUTED_STATUS = 429
@@ -149,7 +150,7 @@ def decide(failure: Failure, situation: Situation, chosen: Chosen, terms: Terms,
     asked = f", Retry-After of {delay:g} s" if delay > own else ""
     limit = _max_attempts(situation, chosen)
     rule = f"policies.{chosen.id}: attempt {situation.attempts + 1} of {limit}{asked}"
-    return Decision(delay, failure.code, rule, limit=limit)
+    return Decision(delay, failure.code, rule, limit=limit, resend=resendable(failure, situation, chosen).rule)
 
 
 def _fatal(failure: Failure, entry: ErrorCode | None, chosen: Chosen) -> Decision | None:
@@ -261,12 +262,13 @@ def _no_time(delay: float, situation: Situation, now: float) -> Decision | None:
         return None
     asked = situation.overrides.timeout
     if asked is not None:
-        where = f"x-sidecar-timeout: {asked:g}"
+        where, remedy = f"x-sidecar-timeout: {asked:g}", "a higher number in this header (x-sidecar-timeout)"
     else:
         where = f"policies.{situation.first.id}.total_timeout: {situation.first.policy.total_timeout:g}"
+        remedy = "a longer total_timeout, or an x-sidecar-timeout header"
     left = deadline.left(now, situation.ends_at)
-    rule = f"{where}, and a wait of {delay:.3g} s does not fit into the {left:.3g} s left"
-    return Decision(None, "deadline", rule, "a longer total_timeout, or an x-sidecar-timeout header")
+    rule = f"{where}, and a wait of {seconds(delay)} does not fit into the time left ({seconds(left)})"
+    return Decision(None, "deadline", rule, remedy)
 
 
 def _refused(delay: float, situation: Situation) -> Decision | None:
