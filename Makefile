@@ -47,6 +47,10 @@ bench: $(VENV)/.installed-dev ## ratios against peers on this machine
 	@.ci/system-packages wrk=wrk nginx=nginx h2load=nghttp2-client taskset=util-linux
 	@PATH="$$PATH:/usr/sbin" $(PY) -m benchmarks.run $(ARGS)
 
+.PHONY: soak
+soak: $(VENV)/.installed-dev ## ten minutes of load on a failing upstream: memory and files stay flat (ARGS="--minutes 60")
+	@$(PY) -m tests.soak $(ARGS)
+
 # Panels and alerts are tested on a real Prometheus; without one those tests are skipped and say so.
 .PHONY: prometheus
 prometheus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -96,6 +97,14 @@ class Process:
 
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def sockets(self) -> int:
+        """Those of the descriptors that are connections or listeners."""
+        found = 0
+        for name in os.listdir(f"/proc/{self.pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed since
+                found += os.readlink(f"/proc/{self.pid}/fd/{name}").startswith("socket:")
+        return found
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
