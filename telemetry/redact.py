@@ -17,7 +17,8 @@ _LONGEST_TEXT = 2_000
 # Query parameters whose value is a credential, lower case.
 QUERY_NAMES = frozenset(
     "x-amz-signature x-amz-credential x-amz-security-token awsaccesskeyid signature sig x-goog-signature "
-    "x-goog-credential token access_token api_key apikey key password secret code client_secret".split()
+    "x-goog-credential token access_token api_key apikey key password secret code client_secret "
+    "authorization jwt".split()
 )
 HEADER_NAMES = frozenset(
     "authorization proxy-authorization cookie set-cookie x-api-key api-key x-auth-token x-amz-security-token "
@@ -35,6 +36,7 @@ _SHAPES = re.compile(  # credentials that are recognised without a name beside t
     r"|\bgh[pousr]_\w{20,}"
     r"|\bxox[abeoprs]-[\w\-]{10,}"
 )
+_NESTED_USERINFO = re.compile(r"://[^\s/?#@]{1,512}@")  # of a url inside a value
 # Fields whose value may be several words: all of the line goes.
 _FIELD = re.compile(
     r"\b(authorization|proxy-authorization|cookie|set-cookie|www-authenticate)([\"']?\s{0,3}[:=])[^\r\n]+",
@@ -71,11 +73,13 @@ class Redactor:
         return address + (question + self.query(query)) + (hash_mark + MASK if hash_mark else "")
 
     def path(self, path: str) -> str:
-        """A path, its secret segments hidden, wherever in it a pattern is found: a route may stand before it."""
-        if not self._paths:
-            return path
+        """A path, its secret segments hidden, wherever in it a pattern is found: a route may stand before it. A
+        segment that looks like a credential needs no pattern."""
         segments = path.split("/")
         decoded = [unquote(segment) for segment in segments]
+        for index, segment in enumerate(decoded):
+            if _SHAPES.search(segment):
+                segments[index] = MASK
         for pattern in self._paths:
             for start in range(len(segments)):
                 for index in _hidden(pattern, decoded, start):
@@ -91,8 +95,8 @@ class Redactor:
     def _parameter(self, part: str) -> str:
         if ";" in part:  # an old separator that some servers still honour
             return ";".join([self._parameter(piece) for piece in part.split(";")])
-        name, equals, _ = part.partition("=")
-        if equals and self.hides(unquote_plus(name)):
+        name, equals, value = part.partition("=")
+        if equals and (self.hides(unquote_plus(name)) or _looks_secret(value)):
             return f"{name}={MASK}"
         return part if equals else self._bare(part)
 
@@ -151,6 +155,14 @@ class Redactor:
 
 
 _ORDINARY_WORDS = frozenset({"code", "key"})
+
+
+def _looks_secret(value: str) -> bool:
+    """Of a parameter: whatever its name is, a credential, or a url with one before its host. Once or twice encoded."""
+    decoded = unquote_plus(value)
+    if "%" in decoded:
+        decoded += " " + unquote(decoded)
+    return bool(_SHAPES.search(decoded) or _NESTED_USERINFO.search(decoded))
 
 
 def hides_header(name: str) -> bool:
