@@ -19,7 +19,8 @@ class Log(Section):
     """`json`: one object per line with OpenTelemetry's field names. `ecs`: the same with Elastic's. `text`: for
     people."""
     level: Literal["debug", "info", "warn", "error"] = "info"
-    """The least severe lines that are written. Stack traces are only shown at `debug`."""
+    """The least severe lines that are written. Stack traces are shown only for faults of the
+    sidecar itself, with secrets hidden: nothing else says where such a fault is."""
     access: Flag = False
     """One line for every request, healthy ones too. Without it, only retried, failed and slow ones are logged."""
 

@@ -55,6 +55,11 @@ class ErrorRecords:
                 record = error_record(session, number, attempt, self._registry, self._wall, self._redactor)
                 self._file(str(record["severity"]).lower()).append(orjson.dumps(record))
 
+    @property
+    def lost(self) -> int:
+        """Refusals of the disk, over all files."""
+        return sum(file.lost for file in tuple(self._files.values()))
+
     def flush(self) -> None:
         for file in self._files.values():
             file.flush()

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TextIO
 
@@ -20,6 +21,7 @@ import orjson
 
 from telemetry.names import LEVELS, Event, Field
 from telemetry.rates import TokenBuckets
+from telemetry.redact import Redactor
 from telemetry.timestamps import rfc3339
 from telemetry.writer import Writer
 
@@ -60,6 +62,8 @@ class Log:
         self._ending = False
         self._stuck = False
         self._buckets = TokenBuckets(_RATE, _BURST)
+        self._redact: Callable[[str], str] = Redactor().text
+        self._left_out: Counter[tuple[str, str]] = Counter()
         self.suppressed: MutableMapping[str, int] = dict.fromkeys(LEVELS, 0)
         self.configure(form, level)
 
@@ -69,10 +73,16 @@ class Log:
         self._least = _RANK[level]
         self.debugging = level == "debug"
 
-    def attach(self, writer: Writer, suppressed: MutableMapping[str, int]) -> None:
+    def attach(
+        self,
+        writer: Writer,
+        suppressed: MutableMapping[str, int],
+        redact: Callable[[str], str] | None = None,
+    ) -> None:
         """From now on lines go through this thread, and those left out are counted here."""
         self._writer = writer
         self.suppressed = suppressed
+        self._redact = redact or self._redact
 
     def detach(self) -> None:
         """The thread is about to end: what it has is written, then every line at once again, all within bounds.
@@ -105,40 +115,65 @@ class Log:
         if _RANK[level] < self._least:
             return
         if limited and not self._buckets.take((event, about), now):
-            self._leave_out(level)
+            self.leave_out(event, level)
         else:
-            self._hand_over(level, self._make, level, event, self._wall(), fields)
+            self._hand_over(self._make, level, event, self._wall(), fields)
 
     def exception(self, body: str, error: BaseException, **fields: object) -> None:
-        """Our own fault: with the frames, because nothing else will show where it happened."""
+        """Our own fault: with the frames, at every level, because nothing else will show where it happened. What it
+        was about when it failed may be in there, so everything is redacted, line by line."""
         at = self._wall()
         if not self._buckets.take((Event.INTERNAL_ERROR, type(error)), at):
-            self._leave_out("error")
+            self.leave_out(Event.INTERNAL_ERROR, "error")
             return
-        frames = "".join(traceback.format_exception(error))
-        said = {Field.BODY: body, "exception": repr(error), "frames": frames, **fields}
-        self._hand_over("error", self._write, "error", Event.INTERNAL_ERROR, at, said)
+        frames = "".join(traceback.format_exception(error)).splitlines()
+        said = {
+            Field.BODY: self._redact(body),
+            "exception": self._redact(repr(error)),
+            "frames": "\n".join([self._redact(line) for line in frames]) + "\n",
+            **{name: self._redact(value) if isinstance(value, str) else value for name, value in fields.items()},
+        }
+        self._hand_over(self._write, "error", Event.INTERNAL_ERROR, at, said)
+
+    # ---- what is left out ----------------------------------------------------------------------------------------
+
+    def leave_out(self, event: str, level: str, count: int = 1) -> None:
+        """So many lines, or records of another file, were not written."""
+        self.suppressed[level] = self.suppressed.get(level, 0) + count
+        self._left_out[event, level] += count
+
+    def tell_left_out(self) -> None:
+        """Once a minute: one line about the lines that were left out since the last one."""
+        left_out, self._left_out = self._left_out, Counter()
+        if left_out:
+            each = ", ".join(f"{count} × {event} ({level})" for (event, level), count in left_out.most_common())
+            body = (
+                f"{sum(left_out.values())} lines were left out: {each}; an event of an upstream may have {_RATE:g} per "
+                "second, and the disk and whoever reads standard error must keep up; the metrics count everything"
+            )
+            if _RANK["warn"] >= self._least and not self._hand_over(
+                self._write, "warn", Event.SUPPRESSED, self._wall(), {Field.BODY: body}
+            ):
+                self._left_out.update(left_out)  # told when it can be
 
     # ---- writing -------------------------------------------------------------------------------------------------
 
-    def _leave_out(self, level: str) -> None:
-        self.suppressed[level] = self.suppressed.get(level, 0) + 1
-
     def _now(self, level: str, event: str, body: str, fields: Fields) -> None:
         if _RANK[level] >= self._least:
-            self._hand_over(level, self._write, level, event, self._wall(), {Field.BODY: body, **fields})
+            self._hand_over(self._write, level, event, self._wall(), {Field.BODY: body, **fields})
 
-    def _hand_over(self, level: str, write: Callable[..., None], *arguments: object) -> None:
+    def _hand_over(self, write: Callable[..., None], level: str, event: str, *facts: object) -> bool:
         writer = self._writer
         if writer is not None:
-            taken = writer.put(write, *arguments)
+            taken = writer.put(write, level, event, *facts)
         elif self._ending:
-            taken = self._within_bounds(write, *arguments)
+            taken = self._within_bounds(write, level, event, *facts)
         else:
-            write(*arguments)
+            write(level, event, *facts)
             taken = True
         if not taken:
-            self._leave_out(level)
+            self.leave_out(event, level)
+        return taken
 
     def _within_bounds(self, write: Callable[..., None], *arguments: object) -> bool:
         """A last line, in a thread that may be left behind: the process ends although nobody reads its pipe."""

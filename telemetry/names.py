@@ -188,7 +188,7 @@ INTERNAL_ERRORS = _counter("internal_errors", "component", "Faults of the sideca
 LABEL_OVERFLOW = _counter(
     "label_overflow", "label", "Hosts counted as `_other` because limits.auto_upstreams labels were taken."
 )
-LOG_SUPPRESSED = _counter("log_records_suppressed", "level", "Log lines and records left out by a rate limit.")
+LOG_SUPPRESSED = _counter("log_records_suppressed", "level", "Log lines and records left out: too many, or refused.")
 
 CATALOGUE = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))
 """Every metric, in the order of this file."""

@@ -7,7 +7,7 @@ collector have threads of their own, with bounded queues that drop and count.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,8 @@ _ERROR_RECORD_RATE, _ERROR_RECORD_BURST = 50.0, 500.0
 _CLOSE_WITHIN = 5.0
 _EXPIRE_EVERY = 60.0
 _TRANSITIONS = 1_000
+# What is left out of files, in the line that tells of it.
+_ERROR_RECORD, _EVENT_FILE = "error record", "event in telemetry.events.file"
 
 _BREAKER_EVENTS = {
     "open": "circuit_breaker_opened",
@@ -86,7 +88,7 @@ class Signals:
         self.redactor = Redactor(settings.redact_query, redact_paths)
         self.sessions = Sessions(settings.sessions, settings.sessions_ttl, wall)
         self.writer = Writer(failed=self._job_failed)
-        self.log.attach(self.writer, self.metrics.log_suppressed)
+        self.log.attach(self.writer, self.metrics.log_suppressed, self.redactor.text)
         self._event_file = self._open_event_file(settings)
         # Kept apart from the events, where a storm of retries would push out the very change that explains it.
         self.transitions: deque[Transition] = deque(maxlen=_TRANSITIONS)
@@ -102,6 +104,7 @@ class Signals:
         self.traces = Traces(ids, sampler)
         self.begin = self.traces.begin
         self._expire_at = monotonic() + _EXPIRE_EVERY
+        self._refused: Counter[str] = Counter()
         self.configure(settings)
 
     def configure(
@@ -179,7 +182,7 @@ class Signals:
             self._error_rate.take(session.upstream, self._monotonic())
             and self.writer.put(self._error_records.write, session)
         ):
-            self.metrics.log_suppressed["error"] += 1
+            self.log.leave_out(_ERROR_RECORD, "error")
 
     def show(self, session: Session, *, explained: bool = False) -> dict[str, Any]:
         """A RetrySession for the admin port; `explained` with its explanation."""
@@ -272,11 +275,22 @@ class Signals:
             self.export.tick(now)
         if now >= self._expire_at:
             self._expire_at = now + _EXPIRE_EVERY
+            self._count_refused()
+            self.log.tell_left_out()
             self.sessions.expire(now)
             if self._error_records is not None:
                 self.writer.put(self._error_records.expire)
             if self._event_file is not None:
                 self.writer.put(self._event_file.expire)
+
+    def _count_refused(self) -> None:
+        """What the disk would not take since the last time."""
+        files = ((self._error_records, _ERROR_RECORD, "error"), (self._event_file, _EVENT_FILE, "info"))
+        for file, what, level in files:
+            refused = 0 if file is None else file.lost - self._refused[what]
+            if refused:
+                self._refused[what] += refused
+                self.log.leave_out(what, level, refused)
 
     def close(self, timeout: float = _CLOSE_WITHIN) -> None:
         """Hand over what is queued, for at most so long. It waits: call it in a thread, after the last request."""
@@ -319,7 +333,7 @@ class Signals:
 
     def _event_to_file(self, event: RetryEvent) -> None:
         if not self.writer.put(self._write_event, event):
-            self.metrics.log_suppressed["info"] += 1
+            self.log.leave_out(_EVENT_FILE, "info")
 
     def _write_event(self, event: RetryEvent) -> None:
         assert self._event_file is not None

@@ -115,6 +115,69 @@ def test_an_exception_brings_its_frames() -> None:
     assert "test_telemetry_logs.py" in line["frames"]
 
 
+def test_what_an_exception_was_about_is_hidden_at_every_level() -> None:
+    log, stream = a_log()
+    url = "http://user:hunter2@a.test/x?token=hunter2"
+    try:
+        raise ValueError(f"cannot read {url}")
+    except ValueError as error:
+        log.exception(f"it broke at {url}", error, target=url)
+    assert "hunter2" not in stream.getvalue()
+    (line,) = said(stream)
+    assert "ValueError('cannot read http://REDACTED:REDACTED@a.test/x?token=REDACTED')" in line["exception"]
+    assert "test_telemetry_logs.py" in line["frames"]
+
+
+def test_frames_longer_than_a_message_may_be_are_whole() -> None:
+    log, stream = a_log()
+
+    def deeper(left: int) -> None:
+        if left:
+            deeper_still(left - 1)
+        raise KeyError("the end")
+
+    def deeper_still(left: int) -> None:
+        deeper(left)
+
+    try:
+        deeper(60)
+    except KeyError as error:
+        log.exception("it broke", error)
+    (line,) = said(stream)
+    assert line["frames"].endswith("KeyError: 'the end'\n")
+    assert len(line["frames"]) > 4_000
+
+
+def test_once_a_minute_one_line_says_what_was_left_out_and_only_if_something_was() -> None:
+    log, stream = a_log()
+    log.tell_left_out()
+    assert "" == stream.getvalue()
+    for _ in range(103):
+        log.event("error", "sidecar.session.completed", "u", 0.0, lambda: {"body": "b"})
+    log.leave_out("error record", "error", 2)
+    log.tell_left_out()
+    told = said(stream)[-1]
+    assert ("sidecar.log.suppressed", "WARN") == (told["event_name"], told["severity_text"])
+    assert told["body"].startswith(
+        "5 lines were left out: 3 × sidecar.session.completed (error), 2 × error record (error); "
+    )
+    log.tell_left_out()
+    assert told == said(stream)[-1] and 101 == len(said(stream))
+
+
+def test_what_was_left_out_is_told_when_it_can_be() -> None:
+    log, stream = a_log()
+    full = Writer(capacity=0)
+    log.attach(full, {})
+    log.info("sidecar.config.valid", "cannot be told")
+    log.tell_left_out()
+    log.attach(writer := Writer(), {})
+    log.tell_left_out()
+    writer.close()
+    (told,) = said(stream)
+    assert "1 × sidecar.config.valid (info)" in told["body"]
+
+
 def test_a_stream_that_is_gone_and_a_field_that_cannot_be_written_raise_nothing() -> None:
     closed = io.StringIO()
     closed.close()

@@ -392,6 +392,26 @@ def test_over_http_grpc_is_not_loaded() -> None:
     assert "grpc" not in loaded
 
 
+def test_what_was_left_out_is_told_after_a_minute_with_what_the_disk_refused(
+    make_signals: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("where a folder should be")
+    signals = make_signals(events={"file": str(tmp_path / "file" / "events.jsonl")})
+    for _ in range(700):
+        signals.observe(exhausted())
+    signals.writer.flush()
+    signals.tick(ARRIVED + 59)
+    assert not [line for line in signals.said() if line["event_name"] == "sidecar.log.suppressed"]
+    signals.tick(ARRIVED + 61)
+    (told,) = (line for line in signals.said() if line["event_name"] == "sidecar.log.suppressed")
+    for each in ("600 × sidecar.session.completed (error)", "200 × error record (error)"):
+        assert each in told["body"]
+    assert "1400 × event in telemetry.events.file (info)" in told["body"]
+    assert 1400 == signals.value("log_records_suppressed_total", level="info")
+    signals.tick(ARRIVED + 122)
+    assert 1 == sum(line["event_name"] == "sidecar.log.suppressed" for line in signals.said())
+
+
 def test_a_slow_session_is_explained_with_the_threshold_that_kept_it(make_signals: Make) -> None:
     signals = make_signals()
     signals.observe(healthy(took=1.5))
