@@ -117,6 +117,9 @@ class RequestBody:
             return None
         self._next = len(self._chunks)
         self._waiting = 0
+        if self.held:
+            self.held = False
+            self._source.regulate()
         if self.chunked:
             return b"".join([self._framed(data) for data in self._chunks]) + self._end()
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)

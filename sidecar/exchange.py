@@ -52,6 +52,8 @@ class Exchange(Retrying):
         self._next_delay = 0.0
         self._overrides = NO_OVERRIDES
         self._operation = None
+        self._injected = None
+        self._asked_at = 0.0
         self._own_lines = proxy.via_line
         self._answered = False
         self.continued = False
@@ -150,6 +152,9 @@ class Exchange(Retrying):
             attempt.status = connection.status
             if connection.status < 400 and not upstream.classifier.needs_fields_for_success:
                 break
+            if connection.status == 407 and self._choice.proxy is not None:
+                kind, now = await self._after_failure(attempt, _refused_by_proxy(self._choice.proxy.label))
+                continue
             code = self._classified(connection)
             if code is None:
                 break
@@ -175,7 +180,7 @@ class Exchange(Retrying):
         else:
             attempt.policy_id = record.policy_id
         record.attempts.append(attempt)
-        if record.stage is not None and record.workflow is not None:
+        if record.stage is not None and record.workflow is not None and kind != "stale":
             self._destination.upstream.terms.stages.attempt(record.workflow, record.stage, now)
         return attempt
 
@@ -238,10 +243,10 @@ class Exchange(Retrying):
         except Exception as broken:  # whatever it is, the exchange waiting on this connection must hear of it
             connection.fail(broken)
             return
+        self._asked_at = now = clock.monotonic()
         if connection.head is None:
             # The answer's clock starts when the question has been asked. Only an upload that outlasted the deadline
             # has put it off: its bytes were moving.
-            now = clock.monotonic()
             deadline = now + self._attempt_timeout
             connection.expect_head_by(min(deadline, self._ends_at) if now < self._ends_at else deadline)
 
@@ -277,3 +282,14 @@ class Exchange(Retrying):
             if self._request.body is not None:
                 record.request_bytes = self._request.body.total
             self._proxy.signals.observe(record, self._complete_record)
+
+
+def _refused_by_proxy(label: str) -> AttemptFailed:
+    """A 407 that was meant for us: the app must not take it for ours, and the upstream has seen nothing."""
+    failed = AttemptFailed(
+        "CONNECTION_REFUSED",
+        f"the egress proxy {label} wants other credentials; give `egress_proxy` a user and password it accepts",
+        CONNECTED,
+    )
+    failed.at_proxy = True
+    return failed

@@ -75,4 +75,9 @@ class GaveUp(Exception):
 
 
 class UploadBroken(Exception):
-    """The app's request body ended wrongly (bad chunk, premature end): the upstream must never see a clean end."""
+    """The app's fault in the middle of an exchange: its body ended wrongly (bad chunk, premature end), or it stopped
+    sending or reading. The upstream must never see a clean end, and its breaker hears nothing of it."""
+
+    def __init__(self, message: str, *, stalled: bool = False) -> None:
+        super().__init__(message)
+        self.stalled = stalled

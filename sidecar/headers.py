@@ -28,9 +28,10 @@ UPGRADE_LINES = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
     MAX_FORWARDS,
     IDEMPOTENCY_KEY,
     TRACEPARENT,
+    TRACESTATE,
     OVERRIDE,
     CALLER,
-) = range(16)
+) = range(17)
 
 _REMEMBERED_NAMES = 2048
 PLAIN_CONNECTION = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
@@ -75,6 +76,7 @@ REQUEST_KINDS = FieldKinds(
         b"max-forwards": MAX_FORWARDS,
         b"idempotency-key": IDEMPOTENCY_KEY,
         b"traceparent": TRACEPARENT,
+        b"tracestate": TRACESTATE,
         b"amz-sdk-request": CALLER,
         b"x-stainless-retry-count": CALLER,
     },

@@ -19,7 +19,7 @@ from aiohttp.web_server import Server
 from sidecar import clock
 from sidecar.exchange import Exchange
 from sidecar.failures import Malformed
-from sidecar.request import Request, RequestReader, unparsable
+from sidecar.request import Request, RequestReader, head_too_large, unparsable
 
 if TYPE_CHECKING:
     from sidecar.proxy import Proxy
@@ -134,8 +134,12 @@ class Downstream(RequestReader):
         self.regulate()
 
     def _parse(self, data: bytes) -> None:
-        if self._body is None:
+        body = self._body
+        taken = 0
+        if body is None:
             self._head_bytes += len(data)
+        else:
+            taken = body.total
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as switch:
@@ -144,8 +148,13 @@ class Downstream(RequestReader):
             self._parse_failed(unparsable(error))
         if self._arriving is not None:
             self._head_goes_on()
-        else:
-            self.head_since = 0.0
+            return
+        self.head_since = 0.0
+        if body is not None and body is self._body:
+            # Between pieces of the body, and behind it, are chunk sizes and trailers: bounded like a head.
+            self._head_bytes = self._head_bytes + len(data) if body.total == taken else 0
+            if self._head_bytes > self._head_limit:
+                self._parse_failed(head_too_large())
 
     def _head_goes_on(self) -> None:
         """The beginning of a head is here."""

@@ -47,7 +47,7 @@ def find_destination(request: Request, proxy: Proxy) -> tuple[Destination, bytes
         raise no_route((request.host or b"").decode("latin-1"))
     if routed[1].startswith(b"/") or path == b"*":
         return routed
-    return routed[0], origin_path(routed[1], request.method)
+    return routed[0], b"/" + routed[1]  # also of OPTIONS: its path was named, by the route
 
 
 def _look_up_host(request: Request, directory: Directory) -> Destination | None:

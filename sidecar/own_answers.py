@@ -115,6 +115,8 @@ class OwnAnswers(Driven):
             record.host = host if host.rpartition(":")[2].isdigit() else host + port
         elif record.attempts:
             record.host = record.attempts[-1].endpoint
+        elif upstream is not None and upstream.endpoints:
+            record.host = next(iter(upstream.endpoints.values())).label  # refused before any was picked
         elif request.host is not None:
             record.host = request.host.decode("latin-1")
         if upstream is not None:
@@ -126,7 +128,8 @@ class OwnAnswers(Driven):
         self.keep_alive = False
         self._cut_short()
         self._proxy.metrics.denied("request_body")
-        self._write_error("MALFORMED_REQUEST", str(broken), {"reason": "request_body"})
+        status = 408 if broken.stalled else None
+        self._write_error("MALFORMED_REQUEST", str(broken), {"reason": "request_body"}, status=status)
 
     def _answer_internal(self, error: Exception) -> None:
         self.record.outcome = "internal"

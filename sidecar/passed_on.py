@@ -18,14 +18,26 @@ from sidecar.policy.concurrency import Place
 from sidecar.tunnel import Side, Tunnel, check_room
 from sidecar.upstream.connection import UpstreamConnection
 from sidecar.upstream.destination import Choice
-from telemetry.record import CONNECTED, Attempt
+from telemetry.record import CONNECTED, SENT, Attempt
 
 
 class PassedOn(OwnAnswers):
     """See the module's law."""
 
-    __slots__ = ("_choice", "_connection", "_permit", "_place", "_side", "_started", "_upload", "taken_over")
+    __slots__ = (
+        "_asked_at",
+        "_choice",
+        "_connection",
+        "_permit",
+        "_place",
+        "_side",
+        "_started",
+        "_upload",
+        "taken_over",
+    )
 
+    _asked_at: float
+    """When a body that came in pieces had been sent; 0 before, and for all others."""
     _choice: Choice
     """Where the current attempt goes."""
     _connection: UpstreamConnection | None
@@ -109,14 +121,7 @@ class PassedOn(OwnAnswers):
             if connection.failure is not None:
                 raise connection.failure
         except (AttemptFailed, UploadBroken) as broken:
-            failed = broken if isinstance(broken, AttemptFailed) else AttemptFailed("CONNECTION_RESET", str(broken))
-            self._attempt_failed(record.attempts[-1], failed)
-            self._report(False, record.attempts[-1].ended)
-            record.outcome, record.code, record.message = "failed_streaming", failed.code, failed.message
-            record.suppressed = "response_started"
-            self.keep_alive = False
-            if client.transport is not None:
-                relay.cut_off(client.transport, reset=self._request.http10)
+            self._break_off(broken)
         else:
             sink.end(connection.trailers)
             self._give_back(connection)
@@ -124,6 +129,23 @@ class PassedOn(OwnAnswers):
             record.response_bytes = sink.count
             record.attempts[-1].ended = clock.monotonic()
             client.stream_ended()
+
+    def _break_off(self, broken: AttemptFailed | UploadBroken) -> None:
+        """The answer has begun and cannot be finished. The breaker hears of it if it was the upstream's fault."""
+        client, record = self._client, self.record
+        record.suppressed = "response_started"
+        if isinstance(broken, AttemptFailed):
+            failed, record.outcome, ok = broken, "failed_streaming", False
+        else:
+            failed = AttemptFailed("CLIENT_DISCONNECTED", str(broken), SENT)
+            record.outcome, ok = ("cancelled" if broken.stalled else "failed_streaming"), None
+            record.suppressed = None
+        self._attempt_failed(record.attempts[-1], failed)
+        self._report(ok, record.attempts[-1].ended)
+        record.code, record.message = failed.code, failed.message
+        self.keep_alive = False
+        if client.transport is not None:
+            relay.cut_off(client.transport, reset=self._request.http10)
 
     # ---- tunnels ---------------------------------------------------------------------------------------------
 
@@ -229,8 +251,11 @@ class PassedOn(OwnAnswers):
         self._stop_upload()
 
     def _waited_for_head(self, now: float) -> float | None:
-        """Seconds that a cancelled attempt waited for the head of its answer; None when it has one."""
+        """Seconds that a cancelled attempt waited for the head of its answer after the question had been asked; None
+        when it has one, or when the app itself had not finished asking."""
         connection = self._connection
-        if not self.record.attempts or (connection is not None and connection.head is not None):
+        if self.record.outcome != "cancelled" or connection is None or connection.head is not None:
             return None
-        return now - self.record.attempts[-1].started
+        if connection.phase != SENT:
+            return None
+        return now - (self._asked_at or self.record.attempts[-1].started)

@@ -33,12 +33,23 @@ _JUST_PASS.dead_letter = False
 class Prepared(PassedOn):
     """See the module's law."""
 
-    __slots__ = ("_attempt_timeout", "_destination", "_ends_at", "_operation", "_overrides", "_own_lines", "_target")
+    __slots__ = (
+        "_attempt_timeout",
+        "_destination",
+        "_ends_at",
+        "_injected",
+        "_operation",
+        "_overrides",
+        "_own_lines",
+        "_target",
+    )
 
     _attempt_timeout: float
     _destination: Destination
     _ends_at: float
     """When the whole request must have an answer."""
+    _injected: str | None
+    """The lower-case header of the idempotency key that was added here."""
     _operation: Operation | None
     _overrides: Overrides
     _own_lines: bytes
@@ -94,7 +105,7 @@ class Prepared(PassedOn):
         request, propagation = self._request, upstream.settings.propagation
         if propagation == "strip":
             request.lines = without_named(request.lines, _STRIPPED)
-        elif propagation == "participate" and self.record.trace is not None and request.traceparent is not None:
+        elif propagation == "participate" and self.record.trace is not None:
             request.lines = without_named(request.lines, _REPLACED)
 
     def _is_own_otlp(self) -> bool:
@@ -131,15 +142,16 @@ class Prepared(PassedOn):
             if self._proxy.seen_keys.came_before(scope, key, self._started):
                 self.record.caller_resend = True
         elif settings.inject:
+            self._injected = settings.header.lower()
             self._own_lines += b"%b: %b\r\n" % (settings.header.encode(), self.record.session_id)
 
     def _key(self) -> str:
-        """Whose key the request carries, in the words of `policy/resend.py`."""
+        """Whose key the request really carries for the current upstream, in the words of `policy/resend.py`."""
         assert self._upstream is not None
-        settings = self._upstream.settings.idempotency
-        if self._request.value(settings.header.lower().encode()) is not None:
+        header = self._upstream.settings.idempotency.header.lower()
+        if self._request.value(header.encode()) is not None:
             return APP_KEY
-        return INJECTED_KEY if settings.inject else NO_KEY
+        return INJECTED_KEY if self._injected == header else NO_KEY
 
     def _trace_lines(self, trace: Trace, attempt: Attempt) -> bytes:
         assert self._upstream is not None
@@ -175,7 +187,8 @@ class Prepared(PassedOn):
                 raise self._out_of_time(
                     "DEADLINE_EXCEEDED", "no place under max_in_flight became free in time"
                 ) from None
-            self.record.waited += clock.monotonic() - began
+            finally:
+                self.record.waited += clock.monotonic() - began
 
     async def _wait_at_gate(self) -> None:
         """Some credential of this upstream was asked to wait; perhaps it is ours."""
@@ -202,7 +215,8 @@ class Prepared(PassedOn):
             await upstream.turns.at_gate(ticket, self._ends_at)
         except OutOfTime:
             raise self._out_of_time("RATE_LIMIT_EXCEEDED", f"{told}, and the time was up first", until - now) from None
-        self.record.waited += clock.monotonic() - now
+        finally:
+            self.record.waited += clock.monotonic() - now
 
     def _out_of_time(self, code: str, message: str, wait: float | None = None) -> GaveUp:
         record = self.record

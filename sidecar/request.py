@@ -28,6 +28,7 @@ from sidecar.headers import (
     PLAIN_CONNECTION,
     REQUEST_KINDS,
     TRACEPARENT,
+    TRACESTATE,
     TRANSFER_ENCODING,
     UPGRADE,
     VIA,
@@ -157,6 +158,8 @@ class Request:
             elif kind == TRACEPARENT:
                 self.traceparent = joined(self.traceparent, value)
                 self.asks = True
+            elif kind == TRACESTATE:
+                self.asks = True
             elif kind == CALLER:
                 self.asks = True
                 says_resend = aws_says_resend if name.lower() == b"amz-sdk-request" else stainless_says_resend
@@ -263,6 +266,7 @@ class RequestReader(RequestHandler):
         if self._body is not None:
             self._body.finish()
             self._body = None
+            self._head_bytes = 0
 
     def read_body_behind(self, request: Request) -> None:
         """The request asks for an upgrade that is not made, and has a body. llhttp takes what follows for the other

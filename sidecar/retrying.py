@@ -16,7 +16,7 @@ from sidecar.failures import AttemptFailed, GaveUp
 from sidecar.policy.breaker import counts
 from sidecar.policy.choice import Chosen
 from sidecar.policy.classify import is_verdict
-from sidecar.policy.resend import honoured
+from sidecar.policy.resend import NO_KEY, honoured
 from sidecar.policy.retry import Failure, Situation, decide, resendable
 from sidecar.policy.verdict import fields_of, retry_after, server_verdict
 from sidecar.prepared import Prepared
@@ -25,6 +25,8 @@ from sidecar.upstream.destination import Choice
 from telemetry.record import FATAL, Attempt, Decision
 from telemetry.redact import hides_header
 
+_LONGEST_TARGET = 2_048
+_PAUSING = frozenset({"RATE_LIMIT_EXCEEDED", "QUOTA_EXCEEDED"})
 _OUTCOMES = {
     "attempts": "exhausted",
     "stage_budget": "exhausted",
@@ -92,7 +94,7 @@ class Retrying(Prepared):
         failure = Failure(
             code, status=connection.status, phase=attempt.phase, verdict=server_verdict(fields), retry_after=wait
         )
-        if failure.not_executed and wait:
+        if wait and (connection.status == 429 or code in _PAUSING):
             policy = self._chosen(code).policy
             if policy.respect_retry_after:
                 key = self._proxy.credential_id(self._request).encode()
@@ -150,8 +152,8 @@ class Retrying(Prepared):
             # A handshake that was sent may have been agreed to, whatever its method says.
             method = request.method if request.upgrade is None else "Upgrade"
             situation = self._situation = Situation(method, first, self._ends_at, self._overrides)
-            situation.operation = self._operation
             situation.stage, situation.workflow = record.stage, record.workflow
+        situation.operation = self._operation
         idempotency = upstream.settings.idempotency
         situation.key, situation.key_header = self._key(), idempotency.header
         situation.keyed = honoured(situation.key, idempotency)
@@ -166,7 +168,7 @@ class Retrying(Prepared):
         if decision.reason != FATAL:
             record.suppressed = decision.reason
         verdict = is_verdict(failure.status) or 0 < failure.status < 400
-        if verdict and decision.reason in (FATAL, "not_resendable"):
+        if verdict and decision.reason in (FATAL, "not_resendable", "server_verdict", "disabled"):
             record.outcome = "rejected"
         else:
             record.outcome = _OUTCOMES.get(decision.reason, "not_retryable")
@@ -177,8 +179,12 @@ class Retrying(Prepared):
         over = self._loop.create_future()
         timer = self._loop.call_later(seconds, _set, over)
         self._proxy.backoffs.add(over)
+        began = clock.monotonic()
         try:
             await over
+        except asyncio.CancelledError:
+            self.record.waited += clock.monotonic() - began  # no attempt will carry this delay
+            raise
         finally:
             timer.cancel()
             self._proxy.backoffs.discard(over)
@@ -186,8 +192,10 @@ class Retrying(Prepared):
     def _complete_record(self) -> None:
         super()._complete_record()
         record = self.record
+        # Kept by the thousand: what nobody reads to the end is not kept to the end.
+        record.target = _shortened(record.target)
         if record.attempts:
-            record.forwarded = self._target.decode("latin-1")
+            record.forwarded = _shortened(self._target.decode("latin-1"))
             record.scheme = self._choice.endpoint.origin.scheme
         if self._operation is not None:
             record.route = self._operation.path
@@ -219,16 +227,22 @@ class Retrying(Prepared):
             self._refused_by_breaker(now)
         if upstream.settings.fallback_credentials == "strip":
             request.lines = [line for line in request.lines if not _is_credential(line)]
+            self._target = self._proxy.signals.redactor.without_secrets(self._target)
         if self._place is not None:
             upstream.turns.leave(self._place)
             self._place = None
         upstream.in_flight -= 1
         record.fallback_from = record.fallback_from or upstream.label
+        for attempt in record.attempts:
+            attempt.upstream = attempt.upstream or upstream.label
         self._destination = self._proxy.directory.fallback(fallback)
         self._upstream = upstream = self._destination.upstream
-        self._operation = upstream.rules.choice.operations.match(request.method, self._target)
+        self._operation = operation = upstream.rules.choice.operations.match(request.method, self._target)
+        record.operation = None if operation is None else operation.name
         self._tried = ()
         upstream.in_flight += 1
+        if upstream.settings.idempotency.inject and self._key() == NO_KEY:
+            self._look_at_key(upstream)
         self._hide_trace_fields(upstream)
         record.upstream = upstream.label
         upstream.budget.request(now)
@@ -261,6 +275,10 @@ class Retrying(Prepared):
             self._choice.abandon(permit, now, waited)
         else:
             self._choice.record(permit, ok, now)
+
+
+def _shortened(target: str) -> str:
+    return target if len(target) <= _LONGEST_TARGET else target[:_LONGEST_TARGET] + "…"
 
 
 def _is_credential(line: bytes) -> bool:

@@ -110,18 +110,20 @@ class Metrics:
         outcome = session.outcome
         tally.sessions[outcome] += 1
         spent = tally.add_attempts(session)
+        idle = session.waited + sum(attempt.delay for attempt in session.attempts)
         if session.attempts:
             tally.per_session.observe(len(session.attempts))
-            idle = session.waited + sum(attempt.delay for attempt in session.attempts)
             tally.backoff.observe(idle)
-            spent += idle
+        spent += idle
         if session.suppressed is not None:
             tally.suppressed[session.suppressed] += 1
         if session.caller_resend:
             tally.caller_resends += 1
         if outcome == "breaker_open" and not session.attempts:  # else a call was made, and its retry refused
             tally.rejections += 1
-        if session.fallback_from is not None:
+        for upstream in {attempt.upstream for attempt in session.attempts if attempt.upstream is not None}:
+            spent += self.tally(upstream).add_attempts(session, upstream)
+        if session.fallback_from is not None and all(one.upstream != session.fallback_from for one in session.attempts):
             self.tally(session.fallback_from).rejections += 1
         if outcome == "tunnelled":
             tally.tunnels[session.code or "ended"] += 1

@@ -78,6 +78,7 @@ class Attempt:
         "span_id",
         "started",
         "status",
+        "upstream",
     )
 
     def __init__(self, kind: str, endpoint: str, started: float) -> None:
@@ -101,6 +102,8 @@ class Attempt:
         """State of the endpoint's breaker when the attempt was let through."""
         self.span_id = 0
         self.decision: Decision | None = None
+        self.upstream: str | None = None
+        """The upstream it went to, when that is not the session's: before a fallback took over."""
 
 
 class Trace(NamedTuple):

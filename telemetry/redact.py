@@ -92,6 +92,12 @@ class Redactor:
             return query
         return "&".join([self._parameter(part) for part in query.split("&")])
 
+    def without_secrets(self, target: bytes) -> bytes:
+        """A request target without the parameters whose values are hidden: for others than they were meant for."""
+        path, mark, query = target.decode("latin-1").partition("?")
+        kept = [part for part in query.split("&") if self._parameter(part) == part]
+        return (path + mark + "&".join(kept)).encode("latin-1") if kept or not query else path.encode("latin-1")
+
     def _parameter(self, part: str) -> str:
         if ";" in part:  # an old separator that some servers still honour
             return ";".join([self._parameter(piece) for piece in part.split(";")])
@@ -154,6 +160,8 @@ class Redactor:
         return self.hides(name) or hides_header(name)
 
 
+# End like a credential, and are none.
+_HARMLESS_KEYS = frozenset({"idempotency-key", "sec-websocket-key", "surrogate-key", "cache-key", "author"})
 _ORDINARY_WORDS = frozenset({"code", "key"})
 
 
@@ -168,7 +176,9 @@ def _looks_secret(value: str) -> bool:
 def hides_header(name: str) -> bool:
     """Whether a header field's value is never shown."""
     lowered = name.lower()
-    return lowered in HEADER_NAMES or any(part in lowered for part in _TELLING_PARTS)
+    if lowered in HEADER_NAMES or any(part in lowered for part in _TELLING_PARTS):
+        return True
+    return lowered not in _HARMLESS_KEYS and (lowered.endswith("key") or "auth" in lowered)
 
 
 def _hidden(pattern: tuple[str, ...], segments: list[str], start: int) -> list[int]:

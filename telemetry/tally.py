@@ -124,10 +124,14 @@ class Tally:
             pair = (names.OTHER_METHOD, f"{status // 100}xx")
         self.requests[pair] = self.requests.get(pair, 0) + 1
 
-    def add_attempts(self, session: Session) -> float:
-        """Count the attempts of a session; returns the seconds spent in them."""
+    def add_attempts(self, session: Session, upstream: str | None = None) -> float:
+        """Count the attempts of a session, or those that went to another upstream before a fallback took over; returns
+        the seconds spent in them."""
         spent, previous = 0.0, None
         for attempt in session.attempts:
+            if attempt.upstream != upstream:
+                previous = attempt.code
+                continue
             took = attempt.ended - attempt.started
             spent += took
             code = attempt.code

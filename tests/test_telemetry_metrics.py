@@ -342,7 +342,7 @@ def _overhead(each: Session) -> float:
     if each.outcome == "tunnelled":
         return 0.0
     spent = sum(made.ended - made.started + made.delay for made in each.attempts)
-    return max(0.0, each.ended - each.started - spent - (each.waited if each.attempts else 0.0))
+    return max(0.0, each.ended - each.started - spent - each.waited)
 
 
 # ---- labels stay few ---------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from telemetry.sentences import seconds
 
 TOO_EARLY = 425
 _NOT_EXECUTED_STATUS = 429
-_NOT_EXECUTED_CODE = "RATE_LIMIT_EXCEEDED"
 
 
 class Failure:
@@ -54,7 +53,7 @@ class Failure:
     @property
     def not_executed(self) -> bool:
         """Whether the answer itself says that nothing was done."""
-        return self.status == _NOT_EXECUTED_STATUS or self.code == _NOT_EXECUTED_CODE
+        return self.status == _NOT_EXECUTED_STATUS
 
 
 class Situation:
@@ -75,7 +74,6 @@ class Situation:
         "overrides",
         "previous_delay",
         "refused_for",
-        "response_started",
         "retries_enabled",
         "stage",
         "workflow",
@@ -99,7 +97,6 @@ class Situation:
         """The backoff before the attempt that failed."""
         self.body_kept = True
         """False once the request body has outgrown what is kept of it."""
-        self.response_started = False
         self.retries_enabled = True
         self.draining = False
         self.refused_for: float | None = None
@@ -127,9 +124,9 @@ def decide(failure: Failure, situation: Situation, chosen: Chosen, terms: Terms,
     entry = terms.registry.get(failure.code)
     no = (
         _fatal(failure, entry, chosen)
-        or _switched_off(situation, chosen)
-        or _too_late(situation)
         or _forbidden(failure, situation, chosen, entry)
+        or _switched_off(situation, chosen)
+        or _draining(situation)
         or _not_listed(failure, chosen)
         or _used_up(situation, chosen, terms, now)
     )
@@ -175,16 +172,9 @@ def _switched_off(situation: Situation, chosen: Chosen) -> Decision | None:
     return None
 
 
-def _too_late(situation: Situation) -> Decision | None:
+def _draining(situation: Situation) -> Decision | None:
     if situation.draining:
         return Decision(None, "draining", "no retry is begun while the sidecar stops")
-    if situation.response_started:
-        return Decision(
-            None,
-            "response_started",
-            "after the first byte of an answer nothing is sent again",
-            "a Content-Length of at most limits.buffer_response_bytes: such an answer is completed first",
-        )
     return None
 
 

@@ -150,6 +150,7 @@ class AnswerReader:
             self._check_head_size()
         self.status = status
         self.head = head
+        self._head_bytes = 0
         self.keep_alive = self._parser.should_keep_alive()
         if self._bodyless or status == 204 or status == 304 or self.switched:
             # llhttp would wait for the announced body; a new parser reads the next answer instead.
@@ -222,4 +223,5 @@ class AnswerReader:
             self.transport.pause_reading()
 
     def _endless_head(self) -> str:
-        return f"the response head is larger than {self._head_limit} bytes (limits.head_bytes)"
+        what = "head is" if self.head is None else "trailers are"
+        return f"the response {what} larger than {self._head_limit} bytes (limits.head_bytes)"

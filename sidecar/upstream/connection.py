@@ -17,7 +17,7 @@ from typing import cast
 import httptools
 
 from sidecar.clock import Ticker
-from sidecar.failures import AttemptFailed
+from sidecar.failures import AttemptFailed, UploadBroken
 from sidecar.headers import ResponseFields
 from sidecar.upstream.answer import WAITING_BODY, AnswerReader, Owner, Sink
 from telemetry.record import CONNECTED, PARTLY_SENT, SENT
@@ -234,7 +234,18 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
                 self.deadline = now + self._idle_limit
                 return
         if now >= self.deadline:
-            self.fail(AttemptFailed("NETWORK_TIMEOUT", self._timeout_message(), self.phase))
+            self.fail(self._out_of_time())
+
+    def _out_of_time(self) -> Exception:
+        """Nothing moves any more: whose turn was it?"""
+        if self._idle_limit and self.head is None and not self._all_given and self._nothing_to_send():
+            return UploadBroken(f"the request body did not go on for {self._idle_limit:g} s (body_idle)", stalled=True)
+        if self._sink is not None and (self._reading_paused or self._sink.pending() > 0):
+            return UploadBroken(f"the app did not read its answer for {self._idle_limit:g} s (body_idle)", stalled=True)
+        return AttemptFailed("NETWORK_TIMEOUT", self._timeout_message(), self.phase)
+
+    def _nothing_to_send(self) -> bool:
+        return self.transport is not None and self.transport.get_write_buffer_size() == 0
 
     def _timeout_message(self) -> str:
         if self.head is not None:
@@ -308,6 +319,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
             self.answering = True
             if not data.startswith(b"HTTP/1."):
                 self._interim_seen = self._unusual = True  # its version is looked at once the head is complete
+        received = self.received
         if self.head is None:
             self._head_bytes += len(data)
         try:
@@ -322,5 +334,9 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         if self.ready:
             if self.owner is not None:
                 self.owner.wake()
-        elif self.head is None and self._head_bytes > self._head_limit and not self.closed:
+            return
+        if self.head is not None:
+            # Between pieces of the body, and behind it, are chunk sizes and trailers: bounded like a head.
+            self._head_bytes = self._head_bytes + len(data) if self.received == received else 0
+        if self._head_bytes > self._head_limit and not self.closed:
             self.fail(AttemptFailed("PROTOCOL_ERROR", self._endless_head(), self.phase))

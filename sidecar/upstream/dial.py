@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -89,6 +90,7 @@ class Dialler:
     ) -> tuple[P, str]:
         """The same behind a parent proxy: a plain connection to it for http, CONNECT and then TLS for https."""
         opening: ProxyOpening | None = None
+        opened = False
         try:
             async with asyncio.timeout(timeout):
                 await self._check_behind_proxy(origin)
@@ -96,6 +98,7 @@ class Dialler:
                     return await self.connect(make_protocol, proxy.origin, timeout)
                 opening, address = await self.connect(ProxyOpening, proxy.origin, timeout)
                 transport = await opening.open(origin.label, proxy.lines)
+                opened = True
                 protocol = make_protocol()
                 if tls is None:
                     transport.set_protocol(protocol)
@@ -110,17 +113,21 @@ class Dialler:
                 protocol.connection_made(secured)
                 return protocol, address
         except (AttemptFailed, OSError, ssl.SSLError) as error:
-            if isinstance(error, AttemptFailed):
-                failed = error
-            elif opening is None:  # out of time, and it was the proxy that was waited for
-                failed = _translated(error, "connect", proxy.origin, timeout)
-            else:
+            if opened:
                 raise _translated(error, "tls", origin, timeout) from error
-            failed.at_proxy = opening is None or not opening.target_unreachable
-            failed.message = f"through the egress proxy {proxy.label}: {failed.message}"
-            if failed is error:
-                raise
-            raise failed from error
+            failed = error if isinstance(error, AttemptFailed) else self._proxy_failed(error, proxy, opening, timeout)
+            # Several may wait for the same failure (of a look-up): what is said about this one is said to a copy.
+            told = AttemptFailed(failed.code, f"through the egress proxy {proxy.label}: {failed.message}", failed.phase)
+            told.momentary = failed.momentary
+            told.at_proxy = opening is None or not opening.target_unreachable
+            raise told from error
+
+    def _proxy_failed(
+        self, error: Exception, proxy: ParentProxy, opening: ProxyOpening | None, timeout: float
+    ) -> AttemptFailed:
+        if opening is not None and isinstance(error, TimeoutError):
+            return AttemptFailed("CONNECT_TIMEOUT", f"it did not answer CONNECT within {timeout:g} s", NOT_CONNECTED)
+        return _translated(error, "connect", proxy.origin, timeout)
 
     async def _check_behind_proxy(self, origin: Origin) -> None:
         """The proxy resolves the name, so all that can be checked is what the name means here, if anything."""
@@ -177,7 +184,8 @@ def _translated(error: BaseException, stage: str, origin: Origin, timeout: float
         failed = AttemptFailed("TLS_FAILURE", f"TLS with {label} failed: {why}", NOT_CONNECTED)
         failed.momentary = not isinstance(error, ssl.SSLError) or "EOF" in str(why)
         return failed
-    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    # asyncio puts the address where the words should be.
+    why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
     if isinstance(error, UnicodeError):
         return AttemptFailed("DNS_FAILURE", f"{origin.host!r} is not a name that can be resolved", NOT_CONNECTED)
     return AttemptFailed("CONNECTION_REFUSED", f"no connection to {label}: {why}", NOT_CONNECTED)

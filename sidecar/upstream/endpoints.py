@@ -85,7 +85,13 @@ class UpstreamState:
         self.configured = settings is not AUTOMATIC
         self.timeouts = settings.timeouts
         self.rules = rules
-        self.ordinary = rules.plain is not None and not settings.idempotency.inject and settings.propagation != "strip"
+        key = settings.idempotency
+        self.ordinary = (
+            rules.plain is not None
+            and settings.propagation != "strip"
+            and not key.inject
+            and key.header.lower() == "idempotency-key"
+        )
         """Nothing about a request that asks for nothing depends on this upstream's settings."""
         self.classifier = rules.classifier
         self.in_flight = 0
@@ -111,7 +117,7 @@ class UpstreamState:
         if found is None:
             found = self.endpoints[origin] = Endpoint(origin, self._breaker(origin.label))
             if len(self.endpoints) > MOST_POOLS:
-                del self.endpoints[next(iter(self.endpoints))]
+                del self.endpoints[next(known for known in self.endpoints if known not in self.origins)]
         return found
 
     def pool(self, origin: Origin, server_name: str, proxy: ParentProxy | None = None) -> Pool:
