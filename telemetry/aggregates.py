@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from telemetry.record import BAD, GOOD, Session
+from telemetry.sessions import retry_count
 from telemetry.timestamps import rfc3339
 
 MINUTES = 60
@@ -55,7 +56,7 @@ class Cell:
             self.neutral += 1
         self.duration += session.ended - session.started
         self.attempts += len(attempts)
-        self.retries += max(0, len(attempts) - 1)
+        self.retries += retry_count(attempts)
         self.most_attempts = max(self.most_attempts, len(attempts))
         for attempt in attempts:
             self.latency += attempt.ended - attempt.started

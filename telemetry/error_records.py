@@ -16,7 +16,7 @@ from config.errors import ErrorCode
 from telemetry.record import PHASE_WORDS, Attempt, Session
 from telemetry.redact import Redactor
 from telemetry.rotating import RotatingFile
-from telemetry.sessions import Wall, correlation_id
+from telemetry.sessions import Wall, correlation_id, retry_count
 from telemetry.timestamps import rfc3339
 
 # The registry's words → S0's.
@@ -118,5 +118,5 @@ def error_record(
             "trace_id": f"{trace.trace_id:032x}" if trace is not None else None,
         },
         "http_status": attempt.status or None,
-        "retry_count": number - 1,
+        "retry_count": retry_count(session.attempts[:number]),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -120,6 +120,11 @@ def _number(entry: tuple[int, Session]) -> int:
 # ---- S1's shapes -------------------------------------------------------------------------------------------------
 
 
+def retry_count(attempts: Sequence[Attempt]) -> int:
+    """How many of them are retries: not the first, and not those that only replaced a dead connection."""
+    return sum(attempt.kind != "stale" for attempt in attempts[1:])
+
+
 def correlation_id(session: Session) -> str:
     """What joins this session to the caller's own records: its header, else the trace, else the session itself."""
     if session.correlation_id:
@@ -169,7 +174,7 @@ def serialise(session: Session, wall: Wall, redactor: Redactor, server_id: str =
         "request_bytes": session.request_bytes,
         "response_bytes": session.response_bytes,
         "total_attempts": len(session.attempts),
-        "retry_count": max(0, len(session.attempts) - 1),
+        "retry_count": retry_count(session.attempts),
         "total_duration": round(session.ended - session.started, 6),
     }
 

@@ -120,6 +120,7 @@ def told(draw: st.DrawFn) -> tuple[float, Session]:
             code=draw(st.sampled_from(["NETWORK_TIMEOUT", "BAD_GATEWAY"]))
             if number < count - 1 or outcome in BAD
             else None,
+            kind=draw(st.sampled_from(["retry", "stale", "probe"])) if number else "first",
         )
         for number in range(count)
     ]
@@ -142,7 +143,9 @@ def naive(sessions: list[Session]) -> dict[str, Any]:
         "failed_sessions": sum(made.outcome in BAD for made in sessions),
         "neutral_sessions": sum(made.outcome in NEUTRAL for made in sessions),
         "total_attempts": sum(len(made.attempts) for made in sessions),
-        "total_retries": sum(max(0, len(made.attempts) - 1) for made in sessions),
+        "total_retries": sum(
+            number > 0 and each.kind != "stale" for made in sessions for number, each in enumerate(made.attempts)
+        ),
         "max_attempts_in_session": max((len(made.attempts) for made in sessions), default=0),
         "success_by_attempt": dict(success_by_attempt),
         "failure_by_reason": dict(reasons),

@@ -211,6 +211,12 @@ def test_a_session_is_shown_as_a_retry_session() -> None:
     )
 
 
+def test_a_dead_connection_that_was_replaced_is_an_attempt_and_no_retry() -> None:
+    made = session("first_try", attempt(code="CONNECTION_RESET"), attempt(status=200, kind="stale"))
+    shown = serialise(made, wall, R)
+    assert (2, 0) == (shown["total_attempts"], shown["retry_count"])
+
+
 def test_a_failed_session_shows_its_final_error_and_one_without_attempts_no_negative_count() -> None:
     shown = serialise(exhausted(), wall, R)
     assert (False, {"type": "CONNECTION_REFUSED", "message": "nothing listens on a.test:443"}, 1) == (
