@@ -41,7 +41,7 @@ def session_fields(session: Session, redactor: Redactor) -> dict[str, Any]:
         Attribute.SERVER_ADDRESS: host or port,
         Attribute.SERVER_PORT: int(port) if host and port.isdigit() else None,
         Attribute.CLIENT_ADDRESS: session.client,
-        Attribute.STATUS: session.status,
+        Attribute.STATUS: session.status or None,
         Attribute.ERROR_TYPE: session.code,
         "error.message": redactor.text(session.message) if session.message else None,
         "duration_s": round(session.ended - session.started, 6),

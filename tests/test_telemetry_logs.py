@@ -422,6 +422,11 @@ def test_a_failure_says_its_code_its_message_and_why_it_was_not_retried() -> Non
     )
 
 
+def test_an_app_that_got_no_answer_has_no_status_in_its_line() -> None:
+    fields = log_lines.session_fields(session("cancelled", attempt(code="CLIENT_DISCONNECTED")), Redactor())
+    assert "http.response.status_code" not in fields
+
+
 @pytest.mark.parametrize(
     ("made", "level"),
     [
