@@ -3,6 +3,9 @@
 Law: read from the mapping given, never from the process, and without OpenTelemetry's SDK, whose private configurator
 is the only other reader of most of them. A variable that makes no sense is named, with what it may be, and switches
 export off: a wrong guess would send traces somewhere. Values are not repeated in messages where they can be secrets.
+
+`OTEL_EXPORTER_OTLP_TIMEOUT` (and that of a signal) is in seconds, as Python's SDK reads it; the specification says
+milliseconds, so 1000 and more is taken for those. The other times are in milliseconds, as in both.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from telemetry.names import METHODS, SIGNALS
 from telemetry.traces import Sampler
 
 _PORTS = {"grpc": 4317, "http/protobuf": 4318}
+_PROPAGATORS = ("tracecontext", "baggage")
 _SAMPLERS = ("always_on", "always_off", "traceidratio")
 
 
@@ -75,6 +79,12 @@ def read(environ: Mapping[str, str]) -> OtelSettings | None:
         _whole(environ, "OTEL_BSP_SCHEDULE_DELAY", 5000) / 1000,
         _whole(environ, "OTEL_METRIC_EXPORT_INTERVAL", 60_000) / 1000,
     )
+
+
+def unknown_propagators(environ: Mapping[str, str]) -> list[str]:
+    """What `OTEL_PROPAGATORS` asks for and is not done."""
+    asked = (word.strip().lower() for word in environ.get("OTEL_PROPAGATORS", "").split(","))
+    return [word for word in asked if word and word not in _PROPAGATORS]
 
 
 def _destination(environ: Mapping[str, str], signal: str) -> Destination | None:
@@ -142,7 +152,7 @@ def _headers(environ: Mapping[str, str], upper: str) -> dict[str, str]:
 
 
 def _timeout(environ: Mapping[str, str], upper: str) -> float:
-    """Python's exporters read seconds, the specification says milliseconds: below 1000 it is taken for seconds."""
+    """In seconds; see the law."""
     name = f"OTEL_EXPORTER_OTLP_{upper}_TIMEOUT"
     if not environ.get(name, "").strip():
         name = "OTEL_EXPORTER_OTLP_TIMEOUT"

@@ -89,6 +89,7 @@ class Signals:
         self.sessions = Sessions(settings.sessions, settings.sessions_ttl, wall)
         self.writer = Writer(failed=self._job_failed)
         self.log.attach(self.writer, self.metrics.log_suppressed, self.redactor.text)
+        self.log.configure(settings.log.format, settings.log.level)  # before the first line that may have to be said
         self._event_file = self._open_event_file(settings)
         # Kept apart from the events, where a storm of retries would push out the very change that explains it.
         self.transitions: deque[Transition] = deque(maxlen=_TRANSITIONS)
@@ -318,6 +319,12 @@ class Signals:
             return None, None
         if wanted is None:
             return None, None
+        for unknown in otel_settings.unknown_propagators(environ):
+            self.log.warn(
+                Event.TELEMETRY,
+                f"OTEL_PROPAGATORS: {unknown[:40]!r} is not spoken here; a trace travels as tracecontext, and baggage "
+                "passes as it is. Let the app and its upstreams speak tracecontext too, and take it out of the list",
+            )
         around = Surroundings(self.metrics, self.log, self.redactor, self._wall, self._wall_now, server_id)
         export = begin_export(wanted, around)
         return export, wanted.sampler if export is not None and wanted.traces is not None else None

@@ -642,6 +642,15 @@ def test_a_bad_variable_is_named_its_value_is_not_and_everything_else_goes_on(
     assert 1 == signals.metrics.sessions_by_outcome()["recovered"]
 
 
+def test_a_propagator_that_is_not_spoken_is_named_and_export_goes_on(make_signals: Make) -> None:
+    signals = make_signals({**ENDPOINT, "OTEL_PROPAGATORS": "tracecontext, baggage,B3"})
+    (line,) = said(signals)
+    assert ("WARN", "sidecar.telemetry") == (line["severity_text"], line["event_name"])
+    assert line["body"].startswith("OTEL_PROPAGATORS: 'b3' is not spoken here; ")
+    assert signals.traces.participating
+    assert [] == said(make_signals({**ENDPOINT, "OTEL_PROPAGATORS": "baggage,tracecontext,"}))
+
+
 def test_a_bad_sampler_argument_is_named(make_signals: Make) -> None:
     for value in ("2", "-0.1", "x"):
         signals = make_signals({**ENDPOINT, "OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": value})

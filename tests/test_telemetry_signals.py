@@ -412,6 +412,15 @@ def test_what_was_left_out_is_told_after_a_minute_with_what_the_disk_refused(
     assert 1 == sum(line["event_name"] == "sidecar.log.suppressed" for line in signals.said())
 
 
+def test_the_line_about_a_bad_variable_has_the_format_that_was_asked_for(make_signals: Make) -> None:
+    signals = make_signals(
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_TRACES_SAMPLER": "sometimes"},
+        log={"format": "text"},
+    )
+    signals.writer.flush()
+    assert " ERROR sidecar.telemetry: OTEL_TRACES_SAMPLER must be " in signals.stream.getvalue()
+
+
 def test_a_slow_session_is_explained_with_the_threshold_that_kept_it(make_signals: Make) -> None:
     signals = make_signals()
     signals.observe(healthy(took=1.5))
