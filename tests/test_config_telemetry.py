@@ -15,6 +15,8 @@ def test_telemetry_has_the_defaults_it_promises() -> None:
         "sessions_ttl": 86_400,
         "healthy_sample": 100,
         "redact_query": (),
+        "redact_paths": (),
+        "own_otlp": False,
         "log": {"format": "json", "level": "info", "access": False},
         "events": {"file": None, "max_bytes": 104_857_600, "keep": 5, "ttl": None},
     } == Settings().telemetry.model_dump()
