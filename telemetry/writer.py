@@ -46,7 +46,7 @@ class Writer:
 
     def flush(self, timeout: float = 5.0) -> bool:
         """Wait until everything handed over so far is done. Not for the event loop."""
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             return True
         done = threading.Event()
         for flush in (*self.flushers, done.set):

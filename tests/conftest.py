@@ -29,7 +29,13 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 class Running(Sidecar):
     """A started sidecar with what tests ask of it."""
 
-    logged: io.StringIO
+    stream: io.StringIO
+
+    @property
+    def logged(self) -> io.StringIO:
+        """What it wrote, all of it: lines go through a thread."""
+        self.proxy.signals.writer.flush()
+        return self.stream
 
     async def app(self) -> App:
         app = await App.connect(self.address)
@@ -73,9 +79,9 @@ async def start_sidecar(tmp_path: Path) -> AsyncIterator[Starter]:
         policies = keys.get("policies", {})
         keys["policies"] = {"once": {**policies.get("default", {}), "max_attempts": 1}, **policies}
         settings = Settings.model_validate(keys)
-        logged = io.StringIO()
-        sidecar = Running(Loaded(settings, None, {}), Log(logged), lookup)
-        sidecar.logged = logged
+        stream = io.StringIO()
+        sidecar = Running(Loaded(settings, None, {}), Log(stream), lookup)
+        sidecar.stream = stream
         sidecar.apps = []
         await sidecar.start()
         started.append(sidecar)

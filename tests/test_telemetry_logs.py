@@ -361,6 +361,15 @@ def test_an_idle_writer_has_no_thread_and_a_closed_one_takes_nothing() -> None:
     assert not any(thread.name == "telemetry-writer" and thread.is_alive() for thread in threading.enumerate())
 
 
+def test_a_writer_that_has_ended_has_nothing_to_flush() -> None:
+    writer = Writer()
+    done: list[int] = []
+    writer.put(done.append, 1)
+    writer.close()
+    assert writer.flush(0.01)
+    assert [1] == done
+
+
 def test_only_one_thread_is_started_whoever_is_first() -> None:
     writer = Writer()
     jobs: list[Callable[[], None]] = []
