@@ -105,7 +105,7 @@ def error_record(
         "context": {
             "request_id": session.session_id.decode(),
             "operation": session.operation or f"{session.method} {session.upstream}",
-            "upstream": session.upstream,
+            "upstream": attempt.upstream or session.upstream,
             "endpoint": redactor.url(attempt.endpoint),
             "attempt": number,
             "kind": attempt.kind,

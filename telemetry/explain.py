@@ -123,12 +123,6 @@ class _Story:
                 "The caller marked this request as its own retry, so retries are being stacked on retries.",
                 remedy="switch off retries in the caller's client library and leave them to the sidecar",
             )
-        if session.fallback_from is not None:
-            self._tell(
-                f"Every endpoint of {session.fallback_from} was refused by its breaker, so its fallback "
-                f"{session.upstream} took the call.",
-                rule=f"upstreams.{session.fallback_from}.fallback: {session.upstream}",
-            )
         if session.waited > 0:
             self._tell(
                 f"It waited {seconds(session.waited)} in a queue before an attempt could begin.",
@@ -141,6 +135,13 @@ class _Story:
     def _attempt(self, number: int, attempt: Attempt) -> None:
         session = self._session
         self._now = attempt.started - session.started
+        before = session.attempts[number - 2].upstream if number > 1 else session.fallback_from
+        if session.fallback_from is not None and before is not None and before != attempt.upstream:
+            taker = attempt.upstream or session.upstream
+            self._tell(
+                f"Every endpoint of {before} was refused by its breaker, so its fallback {taker} took the call.",
+                rule=f"upstreams.{before}.fallback: {taker}",
+            )
         via = f" through {self._redactor.url(attempt.egress_proxy)}" if attempt.egress_proxy else ""
         probing = ", let through as a probe of the half-open breaker," if attempt.breaker == "half_open" else ""
         kind = "" if attempt.kind in ("first", "retry", "probe", "stale") else f" ({attempt.kind})"

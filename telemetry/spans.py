@@ -126,7 +126,7 @@ class Materialiser:
         attributes: Attributes = {
             Attribute.METHOD: method,
             Attribute.URL_FULL: (endpoint if "://" in endpoint else f"{scheme}://{endpoint}") + sent,
-            Attribute.UPSTREAM: session.upstream,
+            Attribute.UPSTREAM: attempt.upstream or session.upstream,
             Attribute.POLICY: attempt.policy_id,
             Attribute.BREAKER_STATE: attempt.breaker,
             Attribute.SEND_PHASE: PHASE_WORDS[attempt.phase],

@@ -268,3 +268,25 @@ async def test_a_4xx_is_the_callers_business_whoever_said_no_to_a_retry(
     sidecar = await start_sidecar(upstreams=route(upstream), retries_enabled=field is not None)
     reply = await (await sidecar.app()).ask("PUT /u HTTP/1.1\r\nHost: s\r\nIdempotency-Key: k\r\n\r\n")
     assert "rejected" == reply.get("x-sidecar-outcome")
+
+
+async def test_attempts_before_a_fallback_are_counted_and_told_where_they_went(
+    start_sidecar: Starter, start_upstream: UpstreamStarter
+) -> None:
+    backup = await start_upstream(always(answer()))
+    sidecar = await start_sidecar(
+        policies=QUICK,
+        upstreams={
+            "u": {"route": "/u", "endpoints": [unused()], "fallback": "backup", "breaker": {"failure_threshold": 1}},
+            "backup": {"endpoints": [backup.url]},
+        },
+    )
+    reply = await (await sidecar.app()).ask("GET /u HTTP/1.1\r\nHost: s\r\n\r\n")
+    assert (200, "backup") == (reply.status, reply.get("x-sidecar-upstream"))
+    tallies = sidecar.proxy.metrics.tallies
+    assert ({("first", "CONNECTION_REFUSED"): 1}, 0) == (dict(tallies["u"].attempts), tallies["u"].rejections)
+    assert {("retry", "success"): 1} == dict(tallies["backup"].attempts)
+    session = sidecar.proxy.signals.sessions.find(reply.get("x-sidecar-session"))
+    steps = [step["what"] for step in sidecar.proxy.signals.show(session, explained=True)["explanation"]]
+    told = [index for index, what in enumerate(steps) if "Attempt" in what or "fallback" in what]
+    assert ["Attempt 1", "Every end", "Attempt 2"] == [steps[index][:9] for index in told]
