@@ -258,9 +258,9 @@ class Retrying(Prepared):
             record.suppressed = "breaker_open"
         raise GaveUp(
             "CIRCUIT_OPEN",
-            f"calls to {upstream.label} are refused for now: its circuit breaker is open after too many failures",
+            f"calls to {upstream.label} are refused: its circuit breaker is open, and lets a probe through in {wait} s",
             reason="breaker_open",
-            hint=f"it is asked again in {wait} s; GET /breakers on the admin port shows why it opened",
+            hint="GET /breakers on the admin port shows why it opened",
             retry_after=wait,
         )
 

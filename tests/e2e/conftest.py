@@ -84,7 +84,7 @@ async def watch(tmp_path: Path) -> AsyncIterator[Watcher]:
         keys["policies"] = {**QUICK_POLICIES, **keys.get("policies", {})}
         logged = io.StringIO()
         sidecar = Watched(Loaded(Settings.model_validate(keys), None, {}), Log(logged), lookup, environ)
-        sidecar.logged, sidecar.apps, sidecar.state_dir = logged, [], state_dir
+        sidecar.stream, sidecar.apps, sidecar.state_dir = logged, [], state_dir
         await sidecar.start()
         started.append(sidecar)
         return sidecar

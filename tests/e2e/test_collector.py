@@ -7,11 +7,13 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from telemetry.otel_settings import BadVariable, read
 from tests.conftest import Running, UpstreamStarter
 from tests.doubles.faults import NO_BREAKER, request, until
 from tests.doubles.otlp import Received, grpc_collector, http_collector
@@ -110,8 +112,7 @@ async def test_killed_under_load_it_costs_no_request_is_counted_and_is_found_aga
         await grows(lambda: spans["exported"], 100, "exported after the collector came back")
     await check_sums(sidecar, got)
     told = [entry for entry in sidecar.lines("sidecar.telemetry") if entry["severity_text"] in ("WARN", "ERROR")]
-    assert told, "the log names the trouble"
-    assert len(told) < 150, "and does not drown in it"
+    assert len(told) < 150, "the log does not drown in it"
     scraped = await sidecar.metrics()
     assert scraped.total("sidecar_telemetry_exports_total", signal="traces", result="failure") > 0
     assert scraped.total("sidecar_telemetry_last_export_success_timestamp_seconds", signal="traces") > 0
@@ -165,7 +166,8 @@ async def test_telemetry_never_goes_through_the_sidecar_itself(
         egress={"connect_ports": [line.port]},
     )
     assert 200 == (await process.ask(request("GET", "/u/x"))).status
-    await process.logged("sidecar.telemetry")  # it could not be delivered
+    told = await process.logged("sidecar.telemetry")
+    assert ("ERROR", True) == (told["severity_text"], "export" in told["body"]), "the log names the trouble"
     await line.mend()
     replies = [await process.ask(request("GET", path)) for path in ("/u/x", "/nowhere")]
     assert [200, 404] == [reply.status for reply in replies]
@@ -208,6 +210,14 @@ async def test_a_bad_variable_is_named_and_the_sidecar_runs_on_without_export(
     assert 200 == (await process.admin("/readyz")).status
     process.signal(signal.SIGTERM)
     assert 0 == await process.ended()
+
+
+def test_a_certificate_of_the_signal_goes_before_the_general_one(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("")
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "https://c:4317", "OTEL_EXPORTER_OTLP_CERTIFICATE": "/no/such/file.pem"}
+    with pytest.raises(BadVariable, match=r"^OTEL_EXPORTER_OTLP_CERTIFICATE must name a file"):
+        read(environ)
+    assert None is not read({**environ, "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE": str(tmp_path / "ca.pem")})
 
 
 async def test_the_end_does_not_wait_for_a_dead_collector(run: Runner, start_upstream: UpstreamStarter) -> None:

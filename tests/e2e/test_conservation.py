@@ -89,7 +89,8 @@ async def test_sessions_attempts_spans_events_and_aggregates_add_up(
     replaced = scraped.total("sidecar_upstream_attempts_total", kind="stale")  # sent again, and no retry
     assert resent == scraped.total("sidecar_retries_total") + replaced
     assert replaced > 0
-    assert ledger.outcomes["breaker_open"] <= scraped.total("sidecar_breaker_rejections_total")
+    stopped = scraped.total("sidecar_retries_suppressed_total", reason="breaker_open")  # after a first attempt
+    assert ledger.outcomes["breaker_open"] == scraped.total("sidecar_breaker_rejections_total") + stopped
     assert 0 == scraped.total("sidecar_requests_in_flight") == scraped.total("sidecar_internal_errors_total")
 
     # Spans: everything was sampled, so everything arrived, once.
