@@ -67,6 +67,10 @@ dashboards-preview: $(VENV)/.installed-dev ## play an incident and draw the dash
 	@$(PIP) install --require-hashes -r dashboards/preview.lock
 	@$(PY) dashboards/preview.py
 
+.PHONY: chaos
+chaos: $(VENV)/.installed-dev ## kill -9 a writing store a thousand times; no promise may break
+	@$(PY) -m tests.durability.chaos $(ARGS)
+
 # The lock files name versions and hashes, never the place they came from. UPGRADE=1 takes newer versions.
 COMPILE = $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
