@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 import uvloop
@@ -72,12 +72,18 @@ class Result:
         return [reading for reading in self.readings if reading.at >= self.warm_up]
 
     def growth(self, what: str) -> float:
-        """How much it grew after the warm-up, by the line that fits best: one reading proves nothing."""
-        readings = self.measured
-        return _slope(readings, what) * (readings[-1].at - readings[0].at)
+        """How much the floor rose from the first third after the warm-up to the last. Memory goes up and down with
+        what waits to be collected; what is never given back raises the floor."""
+        values = [float(getattr(reading, what)) for reading in self.measured]
+        third = max(1, len(values) // 3)
+        return _floor(values[-third:]) - _floor(values[:third])
 
     def per_minute(self, what: str) -> float:
         return _slope(self.measured, what) * 60
+
+
+def _floor(values: list[float]) -> float:
+    return sorted(values)[len(values) // 4]
 
 
 def _slope(readings: list[Reading], what: str) -> float:
@@ -175,7 +181,7 @@ def _settings(tunnel_port: int, sessions: int) -> dict[str, Any]:
         "upstreams": {"flaky": {"hosts": ["127.0.0.1"], "timeouts": {"pool_idle": 2}}},
         "egress": {"connect_ports": [tunnel_port]},
         "policies": {"default": {"base_delay": 0.005, "max_delay": 0.02}},
-        "limits": {"keepalive_timeout": 5},
+        "limits": {"keepalive_timeout": 5, "workflows": 1_000},  # so few that they are full when the warm-up ends
         "telemetry": {"events": {"file": "events.jsonl", "max_bytes": 4 * MIB}, "sessions": sessions},
     }
 
@@ -222,6 +228,8 @@ async def soak(
                 tasks = [asyncio.create_task(apps.ask(session)) for _ in range(workers)]
                 began, told = time.monotonic(), 0.0
                 while (at := time.monotonic() - began) < seconds:
+                    if not process.running:
+                        await _tell_of_the_end(process, at)
                     result.readings.append(Reading(at, process.resident(), process.descriptors()))
                     if at >= warm_up and result.kept >= sessions:
                         result.warm_up = min(at, result.warm_up)
@@ -234,6 +242,13 @@ async def soak(
                 await asyncio.gather(*tasks)
             result.idle_after = await _settled(process, result.idle_before)
     return result
+
+
+async def _tell_of_the_end(process: Process, at: float) -> NoReturn:
+    """Ended by a fault of its own, or told to stop by somebody: its last lines say which."""
+    code = await process.ended()
+    last = [f"{line['event_name']}: {line['body']}" for line in process.lines()[-5:]]
+    raise SystemExit(f"the sidecar ended after {at:.0f} s with {code}; its last lines:\n  " + "\n  ".join(last))
 
 
 def _line(result: Result) -> str:
@@ -283,6 +298,7 @@ def main() -> int:
     wrong = report(result, chosen.growth * MIB)
     if len(result.measured) > 1:
         print(f"memory:   {result.per_minute('resident') / 1024:+.1f} KiB per minute after {result.warm_up:.0f} s")
+        print(f"floor:    {result.growth('resident') / MIB:+.1f} MiB from the first third to the last")
         print(f"files:    {result.per_minute('descriptors'):+.2f} per minute")
     print(f"idle:     {result.idle_before} connections before, {result.idle_after} after")
     print("flat" if not wrong else "NOT FLAT: " + "; ".join(wrong))
