@@ -98,10 +98,6 @@ class Tunnel:
         self._deadline = 0.0
         self.moved = True
 
-    @property
-    def upstream_side(self) -> Side:
-        return self._upstream
-
     def begin(
         self,
         client_transport: asyncio.Transport,

@@ -124,11 +124,6 @@ def test_retry_after_may_exceed_the_longest_backoff() -> None:
     assert 200.0 == effective_delay(policy(max_delay=10.0), 10.0, 200.0)
 
 
-def test_an_attempt_ends_with_its_own_time_or_that_of_the_request() -> None:
-    assert 130.0 == deadline.attempt_ends(100.0, 30.0, 160.0)
-    assert 105.0 == deadline.attempt_ends(100.0, 30.0, 105.0)
-
-
 def test_a_delay_fits_when_there_is_time_left_for_an_attempt_after_it() -> None:
     assert deadline.fits(5.0, 100.0, 106.0)
     assert not deadline.fits(5.0, 100.0, 105.0)

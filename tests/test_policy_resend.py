@@ -3,7 +3,7 @@
 import pytest
 
 from config.idempotency import Idempotency
-from sidecar.policy.resend import APP_KEY, IDEMPOTENT, INJECTED_KEY, NO_KEY, honoured, judge, may_resend
+from sidecar.policy.resend import APP_KEY, IDEMPOTENT, INJECTED_KEY, NO_KEY, honoured, judge
 from telemetry.record import CONNECTED, NOT_CONNECTED, PARTLY_SENT, SENT
 
 METHODS = ["GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE", "POST", "PATCH", "LOCK"]
@@ -13,7 +13,7 @@ SENT_PHASES = [PARTLY_SENT, SENT, 4, 99, -1]
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("phase", [NOT_CONNECTED, CONNECTED])
 def test_what_was_never_sent_may_always_be_sent(phase: int, method: str) -> None:
-    assert may_resend(phase, method, keyed=False)
+    assert judge(phase, method, keyed=False).allowed
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -21,13 +21,13 @@ def test_what_was_never_sent_may_always_be_sent(phase: int, method: str) -> None
 def test_what_was_sent_only_with_an_idempotent_method_and_an_unknown_phase_counts_as_sent(
     phase: int, method: str
 ) -> None:
-    assert (method in IDEMPOTENT) == may_resend(phase, method, keyed=False)
+    assert (method in IDEMPOTENT) == judge(phase, method, keyed=False).allowed
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("phase", SENT_PHASES)
 def test_what_was_sent_with_any_method_when_something_makes_it_safe(phase: int, method: str) -> None:
-    assert may_resend(phase, method, keyed=True)
+    assert judge(phase, method, keyed=True).allowed
     assert judge(phase, method, keyed=False, not_executed=True).allowed
     assert judge(phase, method, keyed=False, retry_non_idempotent=True).allowed
 

@@ -14,12 +14,10 @@ from config.model import Settings
 from sidecar.failures import Malformed
 from sidecar.headers import ResponseFields, request_head, trailer_lines, without_named
 from sidecar.policy.classify import code_of, is_verdict
-from sidecar.policy.resend import may_resend
 from sidecar.request import Request, RequestReader
 from sidecar.routing import Authority, Origin, Router, Routes, origin_path, parse_authority, split_absolute
 from sidecar.upstream.connection import UpstreamConnection
 from sidecar.upstream.destination import Choice, Destination
-from telemetry.record import CONNECTED, NOT_CONNECTED, PARTLY_SENT, SENT
 from tests.conftest import Running, Starter
 
 
@@ -380,13 +378,3 @@ def test_every_failing_status_has_one_code_of_the_registry(status: int, code: st
 def test_a_verdict_is_a_4xx_about_the_request_and_not_about_the_moment() -> None:
     verdicts = {status for status in range(100, 600) if is_verdict(status)}
     assert set(range(400, 500)) - {408, 429} == verdicts
-
-
-@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE", "POST", "PATCH"])
-def test_a_request_is_sent_again_only_when_that_cannot_do_anything_twice(method: str) -> None:
-    idempotent = method not in ("POST", "PATCH")
-    for phase in (NOT_CONNECTED, CONNECTED):
-        assert may_resend(phase, method, keyed=False)
-    for phase in (PARTLY_SENT, SENT):
-        assert idempotent == may_resend(phase, method, keyed=False)
-        assert may_resend(phase, method, keyed=True)

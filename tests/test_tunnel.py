@@ -250,7 +250,7 @@ async def test_a_side_that_does_not_read_stops_the_other_instead_of_filling_memo
         before = sent
         await asyncio.sleep(0.2)
     (tunnel,) = sidecar.proxy.tunnels
-    held = [side.transport.get_write_buffer_size() for side in (tunnel._client, tunnel.upstream_side)]
+    held = [side.transport.get_write_buffer_size() for side in (tunnel._client, tunnel._upstream)]
     assert max(held) < 1_000_000
     assert sent < 32 * 2**20
     if pouring is not None:

@@ -9,11 +9,6 @@ MINIMAL_ATTEMPT = 0.001
 """An attempt with less time than this cannot succeed, so no delay is waited out for one."""
 
 
-def attempt_ends(now: float, attempt_timeout: float, session_ends: float) -> float:
-    """When an attempt that begins now must have the head of its answer."""
-    return min(now + attempt_timeout, session_ends)
-
-
 def fits(delay: float, now: float, session_ends: float) -> bool:
     """Whether there is time to wait, and then for an attempt."""
     return now + delay + MINIMAL_ATTEMPT <= session_ends

@@ -98,7 +98,7 @@ class Gate:
 
     def release(self, now: float) -> list[Ticket]:
         """Everyone who may go by now: by key in the order of the resets, within a key in the order they came. Also what
-        ends a pause that nobody waits for, so it is worth calling now and then while not `idle`."""
+        ends a pause that nobody waits for, so it is worth calling now and then while there are `paused` keys."""
         due = sorted((pause.until, key) for key, pause in self._pauses.items() if pause.until <= now)
         free: list[Ticket] = []
         for _, key in due:

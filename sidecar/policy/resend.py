@@ -37,11 +37,6 @@ KEYED = Resend(True, "the provider honours the idempotency key")
 USERS_WORD = Resend(True, "retry_non_idempotent: true")
 
 
-def may_resend(phase: int, method: str, *, keyed: bool) -> bool:
-    """The short question: `keyed` means with a key that the provider honours."""
-    return judge(phase, method, keyed=keyed).allowed
-
-
 def honoured(key: str, settings: Idempotency) -> bool:
     """Whether the key of a request makes a resend safe: the app's own unless denied, an injected one if confirmed."""
     if key == NO_KEY or not settings.enabled:
