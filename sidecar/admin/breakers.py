@@ -171,7 +171,7 @@ class Breakers:
             before = self._breaker(state, endpoint, breaker, now)
             _obey(breaker, action, order, now)
             after = self._breaker(state, endpoint, breaker, now)
-            self._changes.note(
+            await self._changes.note(
                 call.request,
                 f"ordered {action} of the breaker of",
                 about=f"{state.name} at {endpoint}",

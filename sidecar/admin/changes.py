@@ -19,7 +19,7 @@ class Changes:
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
 
-    def note(
+    async def note(
         self, request: web.Request, what: str, *, about: str, before: object, after: object, reason: str = ""
     ) -> None:
         """`what` is a verb phrase for a person, `about` the thing that was changed."""

@@ -62,7 +62,7 @@ class Retries:
             raise unknown("action", action, _ACTIONS, f"retries do not obey {action[:60]!r}", ", ".join(_ACTIONS))
         before, after = self._proxy.retries_enabled, _ACTIONS[action]
         self._proxy.retries_enabled = after
-        self._changes.note(
+        await self._changes.note(
             call.request, f"{action}d", about="retries", before=before, after=after, reason=call.body.reason
         )
         return await self.shown(Call(call.request, NoQuery(), NoBody()))
