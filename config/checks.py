@@ -51,13 +51,14 @@ def exposure_problems(settings: Settings) -> list[Contradiction]:
                 (("listen", "host"), ("egress", "mode")),
             )
         )
-    if not is_loopback(settings.admin.host):
+    if not is_loopback(settings.admin.host) and settings.admin.token_file is None:
         found.append(
             Contradiction(
                 ("admin", "host"),
-                "the admin port may not leave this machine; keep it on loopback (127.0.0.1) and use `probes` "
-                "for the kubelet and Prometheus",
-                (("admin", "host"),),
+                "everyone who can reach this address could read and change everything; set `admin.token_file` "
+                "(`sidecar tokens new NAME --role operate --file FILE` makes one), or keep it on 127.0.0.1 and use "
+                "`probes` for the kubelet and Prometheus",
+                (("admin", "host"), ("admin", "token_file")),
             )
         )
     return found

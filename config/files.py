@@ -58,21 +58,23 @@ def _why(error: OSError | ValueError) -> str:
 
 def file_problems(settings: Settings) -> Iterator[Contradiction]:
     """Every certificate or key file that cannot do its work."""
+    if settings.admin.tls is not None:
+        yield from _pair_problems(("admin", "tls"), settings.admin.tls.cert, settings.admin.tls.key)
     for name, upstream in settings.upstreams.items():
         if upstream.ca_bundle is not None:
             path: KeyPath = ("upstreams", name, "ca_bundle")
             yield from _missing_parts(path, upstream.ca_bundle, certificate=True)
         if upstream.client_cert is not None:
             path = ("upstreams", name, "client_cert")
-            one_file = upstream.client_cert.cert == upstream.client_cert.key
-            yield from _missing_parts(
-                path if one_file else (*path, "cert"),
-                upstream.client_cert.cert,
-                certificate=True,
-                key=one_file,
-            )
-            if not one_file:
-                yield from _missing_parts((*path, "key"), upstream.client_cert.key, key=True)
+            yield from _pair_problems(path, upstream.client_cert.cert, upstream.client_cert.key)
+
+
+def _pair_problems(path: KeyPath, cert: Path, key: Path) -> Iterator[Contradiction]:
+    """A certificate and its key, in two files or in one."""
+    one_file = cert == key
+    yield from _missing_parts(path if one_file else (*path, "cert"), cert, certificate=True, key=one_file)
+    if not one_file:
+        yield from _missing_parts((*path, "key"), key, key=True)
 
 
 def _missing_parts(

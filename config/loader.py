@@ -23,6 +23,7 @@ from config.files import UnreadableFile, file_problems, read_file
 from config.keys import nearest
 from config.model import SHIPPED, Settings
 from config.problems import ConfigError, Problem, dotted, shown_value
+from config.tokens import token_problems
 
 __all__ = ["ConfigError", "Loaded", "Origin", "Problem", "load"]
 
@@ -92,7 +93,7 @@ class _Loading:
         problems.extend(self._located(explanation) for explanation in explanations)
         if settings is not None:
             wrong = [explanation.path for explanation in explanations]
-            for contradiction in (*contradictions, *file_problems(settings)):
+            for contradiction in (*contradictions, *file_problems(settings), *token_problems(settings)):
                 if not any(_overlap(path, used) for path in wrong for used in contradiction.derived_from):
                     problems.append(self._located(self._as_explanation(contradiction), self._blamed(contradiction)))
         if problems or settings is None:

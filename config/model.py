@@ -69,6 +69,7 @@ __all__ = [
     "RateLimitGate",
     "RetryBudget",
     "Rule",
+    "ServerCertificate",
     "Settings",
     "Telemetry",
     "Timeouts",
@@ -91,13 +92,27 @@ class Listen(Section):
     """Port to listen on; 0 takes any free one."""
 
 
+class ServerCertificate(Section):
+    """What a listener of the sidecar shows to those who connect to it over TLS."""
+
+    cert: FilePath
+    """PEM file with the certificate, followed by its chain."""
+    key: FilePath
+    """PEM file with the private key; it may be the same file."""
+
+
 class Admin(Section):
-    """The listener for people and tools: health, metrics and the effective configuration."""
+    """The listener for people and tools: health, metrics, what happened, and orders."""
 
     host: BindHost = "127.0.0.1"
-    """Address to listen on; it must be loopback. Use `probes` for what others have to reach."""
+    """Address to listen on. Anything but loopback needs `token_file`. Use `probes` for the kubelet and Prometheus."""
     port: BindPort = 4141
     """Port to listen on; 0 takes any free one."""
+    token_file: FilePath | None = None
+    """File with one token per line, `NAME ROLE sha256:DIGEST`, role `read` or `operate`; `sidecar tokens new` writes
+    them. Then whoever asks needs one. It is read again when it changes. Not set: no token, loopback only."""
+    tls: ServerCertificate | None = None
+    """Not set: plain http, in which a token can be overheard beyond this machine."""
 
 
 class Probes(Section):

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
@@ -17,8 +18,9 @@ from typing import TextIO
 import aiohttp.http_parser
 from aiohttp import web
 
-from config.addresses import join_host_port
+from config.addresses import is_loopback, join_host_port
 from config.loader import Loaded
+from config.model import ServerCertificate
 from sidecar import __version__, clock
 from sidecar.admin.api import Api
 from sidecar.inbound import Downstream, Listener
@@ -63,11 +65,13 @@ class Sidecar:
         settings, proxy = self.settings, self.proxy
         self._lock = lock_state_dir(Path(settings.state_dir))
         try:
-            self.admin_address = await self._serve(self.api.application(), settings.admin, "admin")
+            tls = None if settings.admin.tls is None else server_tls("admin", settings.admin.tls)
+            self.admin_address = await self._serve(self.api.application(), settings.admin, "admin", tls)
             if settings.probes is not None:
                 probes = self.api.application(probes_only=True)
                 self.probes_address = await self._serve(probes, settings.probes, "probes")
-            proxy.answers.documentation = f"http://{join_host_port(*self.admin_address)}"
+            scheme = "http" if tls is None else "https"
+            proxy.answers.documentation = f"{scheme}://{join_host_port(*self.admin_address)}"
             self.address = await self._listen()
         except BaseException:
             await self._close_servers()
@@ -80,6 +84,11 @@ class Sidecar:
                 self.log.warn(
                     "sidecar.tls.unverified", f"certificates of upstream {name} are not verified", upstream=name
                 )
+        if settings.admin.tls is None and not is_loopback(settings.admin.host):
+            self.log.warn(
+                "sidecar.admin.unencrypted",
+                "tokens for the admin port travel in clear beyond this machine; set `admin.tls`",
+            )
         self.log.info(
             "sidecar.started",
             f"listening on {join_host_port(*self.address)}, admin on {join_host_port(*self.admin_address)}",
@@ -139,13 +148,15 @@ class Sidecar:
         host, port = self._server.sockets[0].getsockname()[:2]
         return host, port
 
-    async def _serve(self, app: web.Application, where: object, role: str) -> tuple[str, int]:
+    async def _serve(
+        self, app: web.Application, where: object, role: str, tls: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
         host, port = where.host, where.port  # type: ignore[attr-defined]  # Admin and Probes have both
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1)
         await runner.setup()
         self._runners.append(runner)
         try:
-            await web.TCPSite(runner, host, port).start()
+            await web.TCPSite(runner, host, port, ssl_context=tls).start()
         except OSError as error:
             raise _cannot_bind(error, role, host, port) from error
         for address in runner.addresses:
@@ -161,6 +172,20 @@ class Sidecar:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def server_tls(role: str, files: ServerCertificate) -> ssl.SSLContext:
+    """What a listener shows; TLS 1.2 or newer."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(files.cert, files.key)
+    except (OSError, ssl.SSLError) as error:
+        why = getattr(error, "reason", None) or error.strerror or str(error)
+        raise CannotStart(
+            f"{role}.tls: {files.cert} and {files.key} cannot be used: {why}; "
+            "give the certificate and the key that belongs to it"
+        ) from error
+    return context
 
 
 def lock_state_dir(path: Path) -> TextIO:

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pty
+import pwd
 import re
 import signal
 import socket
@@ -356,7 +357,9 @@ async def test_orders_to_breakers_are_followed(sidecar: Running, upstream: Upstr
     assert ["closed"] == [one["forced"]["state"] for one in json.loads(ended.out)["items"]]
     ended = await ask(sidecar, "breakers", "--json", "reset", "payments")
     assert [None] == [one["forced"] for one in json.loads(ended.out)["items"]]
-    assert f'"user_agent":"sidecar-cli/{__version__} (ops)"' in sidecar.logged.getvalue()
+    user = pwd.getpwuid(os.getuid()).pw_name
+    asked = f'"who":"local","user":"{user}","client":"127.0.0.1","user_agent":"sidecar-cli/{__version__}"'
+    assert asked in sidecar.logged.getvalue()
 
 
 async def test_an_order_that_cannot_be_followed_says_why(sidecar: Running) -> None:

@@ -94,7 +94,7 @@ def test_the_given_environment_and_file_are_left_as_they_were(file: Path) -> Non
         ("SIDECAR__PROBES__PORT", "5", "probes.host", "required"),
         ("SIDECAR__EGRESS__DENY", "*.ads.test", "egress.deny", "must be in quotes"),
         ("SIDECAR__UPSTREAMS__X", "{}", "upstreams.x", "no request can ever match"),
-        ("SIDECAR__ADMIN__HOST", "0.0.0.0", "admin.host", "may not leave this machine"),
+        ("SIDECAR__ADMIN__HOST", "0.0.0.0", "admin.host", "set `admin.token_file`"),
         ("SIDECAR__LISTEN__PORT", "4141", "admin.port", "already takes 127.0.0.1:4141"),
         ("SIDECAR__", "5", "", "the name is incomplete"),
         ("SIDECAR__LISTEN____PORT", "5", "", "the name is incomplete"),

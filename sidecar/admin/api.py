@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from config.addresses import is_loopback
 from config.loader import Loaded
+from sidecar.admin.access import Access
 from sidecar.admin.breakers import Breakers
 from sidecar.admin.changes import Changes
 from sidecar.admin.errors import Errors
@@ -50,7 +52,8 @@ class Api:
     def application(self, *, probes_only: bool = False) -> web.Application:
         """For one listener; `probes_only` for the one that others than this machine may reach."""
         served = [route for route in self.routes if route.probe or not probes_only]
-        guard = Guard(self._proxy, served, anyone=probes_only)
+        beyond = not is_loopback(self._proxy.settings.admin.host)
+        guard = Guard(self._proxy, served, None if probes_only else Access(self._proxy), beyond=beyond)
         app = web.Application(middlewares=[guard.in_one_shape], client_max_size=BODY_LIMIT)
         for route in served:
             if route.method == "GET":

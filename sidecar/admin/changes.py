@@ -1,13 +1,14 @@
 """What operators change while the sidecar runs, written down.
 
-Law: whoever changes something through the admin port says so here, after it is done: what, from where, before and
-after, and why.
+Law: whoever changes something through the admin port says so here, after it is done: what, who, from where,
+before and after, and why.
 """
 
 from __future__ import annotations
 
 from aiohttp import web
 
+from sidecar.admin.access import WHO
 from sidecar.proxy import Proxy
 
 _EVENT = "sidecar.operator.change"
@@ -31,6 +32,8 @@ class Changes:
             before=before,
             after=after,
             reason=told or None,
+            who=request.get(WHO, "local"),
+            user=self._proxy.signals.redactor.text(request.headers.get("x-sidecar-user", ""))[:40] or None,
             client=request.remote,
             user_agent=self._proxy.signals.redactor.text(request.headers.get("User-Agent", ""))[:200] or None,
         )

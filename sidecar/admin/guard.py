@@ -1,8 +1,9 @@
 """Who may ask, and in which shape refusals are told.
 
-Law: `Host` must be a loopback name (a page in a browser can make a name of its own point at loopback, but cannot fake
-the Host its requests carry), and an `Origin`, which browsers add, must be that same host. There are no cookies and
-there is no CORS. Whatever is refused or goes wrong anywhere below is answered in one shape.
+Law: on loopback `Host` must be a loopback name (a page in a browser can make a name of its own point at loopback, but
+cannot fake the Host its requests carry); a listener beyond this machine goes by whatever name its clients know, and
+there nobody gets past without a token, which no page has. An `Origin`, which browsers add, must be that same host.
+There are no cookies and there is no CORS. Whatever is refused or goes wrong anywhere below is answered in one shape.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from aiohttp import web
 
 from config.keys import nearest
 from sidecar import clock
+from sidecar.admin.access import Access
 from sidecar.admin.problem import ErrorAnswer, Problem
 from sidecar.admin.route import BODY_LIMIT, Route, json_response
 from sidecar.proxy import Proxy
@@ -23,18 +25,20 @@ _LONGEST_PATH = 100
 
 
 class Guard:
-    """The two middlewares, for one listener and its routes."""
+    """The middleware, for one listener and its routes. Without `access` anyone may ask; `beyond` says that others
+    than this machine can reach it."""
 
-    def __init__(self, proxy: Proxy, routes: Iterable[Route], *, anyone: bool) -> None:
+    def __init__(self, proxy: Proxy, routes: Iterable[Route], access: Access | None, *, beyond: bool) -> None:
         self._proxy = proxy
+        self._access = access
+        self._beyond = beyond
         self._paths = sorted({route.path for route in routes})
-        self._anyone = anyone
 
     @web.middleware
     async def in_one_shape(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if not self._anyone:
-                _only_from_here(request)
+            if self._access is not None:
+                self._admit(request, self._access)
             return await handler(request)
         except Problem as problem:
             return self._refusal(problem)
@@ -46,6 +50,19 @@ class Guard:
             # The redactor has no say in frames, but nothing a request brings is in their text.
             self._proxy.signals.internal_error("admin", f"{request.method} on the admin port failed", error)
             return self._refusal(Problem(500, "SIDECAR_INTERNAL", "the sidecar failed on this; its log says why"))
+
+    def _admit(self, request: web.Request, access: Access) -> None:
+        if not request.raw_path.startswith("/"):
+            # The host in such a target would count instead of the field that is checked here.
+            raise Problem(400, "MALFORMED_REQUEST", "this is no proxy; ask for a path, as in GET /sessions")
+        _no_strangers(request, beyond=self._beyond)
+        if access.needs_token:
+            access.admit(request)
+        elif self._beyond:
+            # A reload took the tokens away, and the new address waits for a restart.
+            raise Problem(
+                403, "INSUFFICIENT_PERMISSIONS", "admin.token_file is set no longer; restart the sidecar, or set it"
+            )
 
     def _refusal(self, problem: Problem) -> web.Response:
         redactor = self._proxy.signals.redactor
@@ -79,14 +96,11 @@ class Guard:
         return Problem(refused.status, "CLIENT_ERROR", f"{request.method[:20]} {path}: {refused.reason}")
 
 
-def _only_from_here(request: web.Request) -> None:
-    if not request.raw_path.startswith("/"):
-        # The host in such a target would count instead of the field that is checked here.
-        raise Problem(400, "MALFORMED_REQUEST", "this is no proxy; ask for a path, as in GET /sessions")
+def _no_strangers(request: web.Request, *, beyond: bool) -> None:
     host = request.headers.get("Host", "")
     origin = request.headers.get("Origin")
     stranger = None
-    if not is_local_name(host):
+    if not beyond and not is_local_name(host):
         stranger = f"Host {host[:_LONGEST_PATH]!r}"
     elif origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
         stranger = f"Origin {origin[:_LONGEST_PATH]!r}"
@@ -94,7 +108,7 @@ def _only_from_here(request: web.Request) -> None:
         raise Problem(
             403,
             "EGRESS_DENIED",
-            f"the admin port answers to loopback names and to its own pages only, not to {stranger}; "
+            f"the admin port answers to its own names and pages only, not to {stranger}; "
             "ask for http://127.0.0.1 from this machine",
         )
 

@@ -11,13 +11,18 @@ import functools
 import http.client
 import json
 import os
+import pwd
+import ssl
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 DEFAULT = "http://127.0.0.1:4141"
 VARIABLE = "SIDECAR_ADMIN"
+TOKEN_VARIABLE = "SIDECAR_ADMIN_TOKEN"
+_EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _PATIENCE = 10.0
 _WRONG_USE = frozenset({400, 413, 415})
 
@@ -31,15 +36,17 @@ class Failed(Exception):
 
 
 class Address(NamedTuple):
-    """Where to ask, and who said so."""
+    """Where to ask, who said so, and with which certificate it answers if that is known."""
 
     host: str
     port: int
     named_by: str
+    scheme: str = "http"
+    certificate: Path | None = None
 
     @property
     def url(self) -> str:
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        return f"{self.scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
 Command = Callable[[argparse.Namespace], int]
@@ -79,7 +86,10 @@ def find_address(chosen: argparse.Namespace, environ: Mapping[str, str]) -> Addr
     named_by = f"admin in {loaded.path}" if loaded.path is not None else "the environment"
     if admin.port == 0:
         raise Failed(f"the admin port is any free one (port 0, {named_by}); use --admin URL with that of the log", 2)
-    return Address(admin.host, admin.port, named_by)
+    host = _EVERY_INTERFACE.get(admin.host, admin.host)
+    if admin.tls is None:
+        return Address(host, admin.port, named_by)
+    return Address(host, admin.port, named_by, "https", admin.tls.cert)
 
 
 def _configures(variable: str) -> bool:
@@ -93,16 +103,66 @@ def _parsed(text: str, named_by: str) -> Address:
         port = url.port
     except ValueError:
         raise Failed(f"{named_by}: {text!r} has no valid port; {example}", 2) from None
-    if url.scheme != "http" or not url.hostname or url.path not in ("", "/") or url.query or url.username:
+    if (
+        url.scheme not in ("http", "https")
+        or not url.hostname
+        or url.path not in ("", "/")
+        or url.query
+        or url.username
+    ):
         raise Failed(f"{named_by}: {text!r} is not the address of an admin port; {example}", 2)
-    return Address(url.hostname, port or 4141, named_by)
+    return Address(url.hostname, port or 4141, named_by, url.scheme)
+
+
+def connect(chosen: argparse.Namespace, environ: Mapping[str, str]) -> Admin:
+    """The sidecar that a command is about, with the token of whoever runs it."""
+    address = find_address(chosen, environ)
+    return Admin(address, find_token(chosen, environ), _trust(address, chosen.ca))
+
+
+def find_token(chosen: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
+    """From `--token-file` or `SIDECAR_ADMIN_TOKEN`."""
+    if chosen.token_file is None:
+        token, named_by = environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
+        if not token:
+            return None
+    else:
+        named_by = f"--token-file {chosen.token_file}"
+        try:
+            token = chosen.token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not text"
+            raise Failed(f"{named_by}: cannot be read: {why}", 2) from None
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        listed = " This looks like the sidecar's own list, which has only digests." if "sha256:" in token else ""
+        raise Failed(f"{named_by}: is not one token, as `sidecar tokens new` prints it.{listed}", 2)
+    return token
+
+
+def _trust(address: Address, ca: Path | None) -> ssl.SSLContext | None:
+    if address.scheme == "http":
+        if ca is not None:
+            raise Failed(f"--ca is for https, and {address.named_by} names {address.url}", 2)
+        return None
+    context = ssl.create_default_context()
+    trusted = ca or address.certificate
+    if trusted is not None:
+        try:
+            context.load_verify_locations(trusted)
+        except (OSError, ssl.SSLError) as error:
+            why = getattr(error, "reason", None) or error.strerror or str(error)
+            named_by = "--ca" if ca is not None else address.named_by
+            raise Failed(f"{named_by}: {trusted} cannot be used as an authority: {why}", 2) from None
+    return context
 
 
 class Admin:
     """Asks. One connection per question: that is what lasts through restarts."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, token: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         self._address = address
+        self._token = token
+        self._tls = tls
 
     def get(self, path: str, **query: str | int | None) -> Any:
         return self._json(self._ask("GET", path, query))
@@ -124,10 +184,12 @@ class Admin:
     ) -> tuple[str, bytes]:
         """The content type and the body of a good answer."""
         given = urlencode({name: value for name, value in query.items() if value is not None})
-        headers = {"Accept": accept, "User-Agent": _agent(), "Connection": "close"}
+        headers = {"Accept": accept, "User-Agent": _agent(), "Connection": "close", **_user()}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
         if body is not None:
             headers["Content-Type"] = "application/json"
-        connection = http.client.HTTPConnection(self._address.host, self._address.port, timeout=_PATIENCE)
+        connection = self._connection()
         try:
             connection.request(method, f"{path}?{given}" if given else path, body, headers)
             response = connection.getresponse()
@@ -141,6 +203,12 @@ class Admin:
         if content_type != accept:
             raise Failed(self._stranger())
         return content_type, data
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host, port = self._address.host, self._address.port
+        if self._tls is None:
+            return http.client.HTTPConnection(host, port, timeout=_PATIENCE)
+        return http.client.HTTPSConnection(host, port, timeout=_PATIENCE, context=self._tls)
 
     def _json(self, answer: tuple[str, bytes]) -> Any:
         try:
@@ -162,6 +230,13 @@ class Admin:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if isinstance(error, TimeoutError):
             why = f"no answer within {_PATIENCE:g} s"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return (
+                f"the certificate of {self._address.url} ({self._address.named_by}) is not trusted: "
+                f"{error.verify_message}\nGive its authority with --ca FILE, and a URL with a name the certificate has."
+            )
+        if isinstance(error, ssl.SSLError):
+            why = f"it does not speak TLS ({error.reason or error})"
         return (
             f"no sidecar answers at {self._address.url} ({self._address.named_by}): {why}\n"
             f"Start one with `sidecar run`, or say where it is with --admin URL or {VARIABLE}."
@@ -175,8 +250,16 @@ class Admin:
 
 
 def _agent() -> str:
-    """Says who asks, for the log of what operators changed."""
     from sidecar import __version__
 
-    user = "".join(char for char in os.environ.get("USER", "") if char.isascii() and (char.isalnum() or char in "._-"))
-    return f"sidecar-cli/{__version__}" + (f" ({user[:40]})" if user else "")
+    return f"sidecar-cli/{__version__}"
+
+
+def _user() -> dict[str, str]:
+    """Says who asks, for the audit. Not proof of anything: only a token is."""
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        name = str(os.getuid())  # a container without an entry for this user
+    name = "".join(char for char in name if char.isascii() and (char.isalnum() or char in "._-"))
+    return {"x-sidecar-user": name[:40]} if name else {}

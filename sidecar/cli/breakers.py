@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from sidecar.cli.admin import Admin, find_address, telling_failures
+from sidecar.cli.admin import Admin, connect, telling_failures
 from sidecar.cli.table import Cell, Column, Table
 from sidecar.cli.terminal import Terminal, printable
 
@@ -28,7 +28,7 @@ _CHANGES_SHOWN = 10
 
 @telling_failures
 def breakers(chosen: argparse.Namespace) -> int:
-    admin = Admin(find_address(chosen, os.environ))
+    admin = connect(chosen, os.environ)
     terminal = Terminal()
     answer = _all(admin) if chosen.order is None else _ordered(admin, chosen)
     if chosen.json:

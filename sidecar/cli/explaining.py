@@ -11,7 +11,7 @@ import os
 import re
 from urllib.parse import quote
 
-from sidecar.cli.admin import Admin, find_address, telling_failures
+from sidecar.cli.admin import connect, telling_failures
 from sidecar.cli.terminal import Terminal, printable
 
 _INDENT = 12
@@ -22,7 +22,7 @@ _NOTE_COLOURS = {"decided by:": "dim", "what would change it:": "cyan"}
 
 @telling_failures
 def explain(chosen: argparse.Namespace) -> int:
-    admin = Admin(find_address(chosen, os.environ))
+    admin = connect(chosen, os.environ)
     path = f"/sessions/{quote(chosen.id, safe='')}"
     terminal = Terminal()
     if chosen.json:

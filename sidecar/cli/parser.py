@@ -17,6 +17,7 @@ COMMANDS = {
     "sessions": "sidecar.cli.sessions:sessions",
     "explain": "sidecar.cli.explaining:explain",
     "breakers": "sidecar.cli.breakers:breakers",
+    "tokens": "sidecar.cli.tokens:tokens",
     "version": "sidecar.cli.version:version",
 }
 ORDERS = {
@@ -24,6 +25,7 @@ ORDERS = {
     "force-open": "refuse every call until the time is up, or until reset",
     "force-close": "let every call through until the time is up, or until reset",
 }
+ROLES = ("read", "operate")
 _DURATIONS = "90s, 15m, 2h"
 
 
@@ -41,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     _add_sessions(commands)
     _add_explain(commands)
     _add_breakers(commands)
+    _add_tokens(commands)
     commands.add_parser("version", help="print the version")
     return top
 
@@ -57,6 +60,20 @@ def _add_talking(command: argparse.ArgumentParser, **options: Any) -> None:
         "--admin",
         metavar="URL",
         help="where its admin port is (default: $SIDECAR_ADMIN, else the configuration's, else http://127.0.0.1:4141)",
+        **options,
+    )
+    command.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="file with your token for its admin port (default: the token in $SIDECAR_ADMIN_TOKEN, else none)",
+        **options,
+    )
+    command.add_argument(
+        "--ca",
+        type=Path,
+        metavar="FILE",
+        help="PEM file with the authority to trust for an https admin port (default: those of this machine)",
         **options,
     )
     _add_config(command, **options)
@@ -122,6 +139,36 @@ def _add_breakers(commands: Any) -> None:
             order.add_argument("--ttl", metavar="TIME", help=f"for how long: {_DURATIONS} (default: until reset)")
         order.add_argument("--reason", metavar="TEXT", help="why, for whoever looks at it")
         _add_talking(order, default=argparse.SUPPRESS)
+
+
+def _add_tokens(commands: Any) -> None:
+    tokens = commands.add_parser(
+        "tokens",
+        help="make, list or revoke the tokens that open the admin port",
+        description="Make, list or revoke the tokens that open the admin port. A running sidecar notices at once.",
+    )
+    actions = tokens.add_subparsers(dest="action", required=True, metavar="ACTION")
+    new = actions.add_parser(
+        "new",
+        help="add a token and print it, this once",
+        description="Add a token to the file and print it, this once: the file keeps only its digest.",
+    )
+    revoke = actions.add_parser("revoke", help="take a token out", description="Take a token out of the file.")
+    listing = actions.add_parser("list", help="who has a token", description="Who has a token, and its role.")
+    for action in (new, revoke):
+        action.add_argument("name", metavar="NAME", help="whose it is; the audit calls them so")
+    new.add_argument(
+        "--role", choices=ROLES, default="read", help="read may only look, operate may change (default: read)"
+    )
+    for action in (new, revoke, listing):
+        action.add_argument(
+            "--file",
+            type=Path,
+            metavar="FILE",
+            help="the file of tokens (default: the configuration's admin.token_file)",
+        )
+        _add_config(action)
+    _add_json(listing)
 
 
 def _count(text: str) -> int:

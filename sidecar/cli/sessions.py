@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from time import sleep
 from typing import Any
 
-from sidecar.cli.admin import Admin, find_address, telling_failures
+from sidecar.cli.admin import Admin, connect, telling_failures
 from sidecar.cli.table import Cell, Column, Table
 from sidecar.cli.terminal import Terminal
 from telemetry.record import BAD, GOOD
@@ -39,7 +39,7 @@ Session = dict[str, Any]
 
 @telling_failures
 def sessions(chosen: argparse.Namespace) -> int:
-    admin = Admin(find_address(chosen, os.environ))
+    admin = connect(chosen, os.environ)
     filters = {name: getattr(chosen, name) for name in _FILTERS}
     terminal = Terminal()
     found, more = _list(admin, filters, chosen.limit)
