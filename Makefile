@@ -67,6 +67,14 @@ dashboards-preview: $(VENV)/.installed-dev ## play an incident and draw the dash
 	@$(PIP) install --require-hashes -r dashboards/preview.lock
 	@$(PY) dashboards/preview.py
 
+.PHONY: dashboards-grafana
+dashboards-grafana: $(VENV)/.installed-dev dashboards/grafana/node_modules/.package-lock.json ## let Grafana's own packages (npm) judge the dashboards
+	@$(PY) -m pytest -q tests/test_dashboards_grafana.py
+
+dashboards/grafana/node_modules/.package-lock.json: dashboards/grafana/package-lock.json
+	@command -v npm > /dev/null || { echo "npm is needed: install Node.js 20 or newer"; exit 1; }
+	@cd dashboards/grafana && npm ci && touch node_modules/.package-lock.json
+
 .PHONY: chaos
 chaos: $(VENV)/.installed-dev ## kill -9 a writing store a thousand times; no promise may break
 	@$(PY) -m tests.durability.chaos $(ARGS)
@@ -84,7 +92,7 @@ lock: | $(PY) ## rewrite the lock files from pyproject.toml (UPGRADE=1 for newer
 
 .PHONY: clean
 clean: ## remove everything these targets made
-	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) dashboards/grafana/node_modules build dist *.egg-info .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find $(wildcard $(CODE)) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A virtual environment whose interpreter has gone (Python was upgraded or removed) is made anew. Decided while

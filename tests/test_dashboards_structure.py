@@ -262,14 +262,12 @@ def test_a_link_to_traces_is_one_that_explore_can_read() -> None:
         assert re.fullmatch(r"\{ span\.[\w.]+(=\"[^\"]+\"|>\d) \}", query["query"]), query["query"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the models announce what they themselves will drop
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # they announce what they will drop
 def test_the_structure_is_known_to_grafanas_own_models() -> None:
     """Every key survives a journey through the models of Grafana's SDK, which drop what they do not know."""
-    try:
-        from grafana_foundation_sdk.cog import encoder, plugins
-        from grafana_foundation_sdk.models import dashboard
-    except ImportError:
-        pytest.skip("not run: grafana-foundation-sdk is not installed (pip install grafana-foundation-sdk==0.0.21)")
+    from grafana_foundation_sdk.cog import encoder, plugins
+    from grafana_foundation_sdk.models import dashboard
+
     plugins.register_default_plugins()
     for uid, board in BOARDS.items():
         back = json.loads(json.dumps(dashboard.Dashboard.from_json(board), cls=encoder.JSONEncoder))
