@@ -15,6 +15,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from config.checks import Contradiction, contradictions, exposure_problems
 from config.codes import ErrorCodeEntry
+from config.durable import DeadLetter, DeadLetterStore, Outbox, Replay
 from config.fields import (
     NO_OTHER_NAMES,
     BindHost,
@@ -55,6 +56,8 @@ __all__ = [
     "Breaker",
     "ClientCertificate",
     "Contradiction",
+    "DeadLetter",
+    "DeadLetterStore",
     "Egress",
     "EgressProxy",
     "ErrorCodeEntry",
@@ -64,9 +67,11 @@ __all__ = [
     "Listen",
     "Log",
     "Operation",
+    "Outbox",
     "Policy",
     "Probes",
     "RateLimitGate",
+    "Replay",
     "RetryBudget",
     "Rule",
     "ServerCertificate",
@@ -201,6 +206,7 @@ class Settings(Section):
     """Rules that give answers and failures an error code, for all upstreams; tried after the upstream's own."""
     error_codes: Annotated[Mapping[CodeName, ErrorCodeEntry], NO_OTHER_NAMES] = Field(default_factory=dict)
     """Error codes in addition to the built-in ones, and changes to those, by their name."""
+    dead_letter: DeadLetterStore = Field(default_factory=DeadLetterStore)
     telemetry: Telemetry = Field(default_factory=Telemetry)
     upstreams: Annotated[Mapping[Name, Upstream], NO_OTHER_NAMES] = Field(default_factory=dict)
     """The services the application calls, by name. The name is their label in metrics, traces and logs."""

@@ -41,6 +41,7 @@ def _named_policies(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
             yield ("error_codes", code, "policy"), entry.policy
     for name, upstream in settings.upstreams.items():
         yield ("upstreams", name, "policy"), upstream.policy
+        yield ("upstreams", name, "outbox", "policy"), upstream.outbox.policy
         for index, operation in enumerate(upstream.operations):
             if operation.policy is not None:
                 yield ("upstreams", name, "operations", index, "policy"), operation.policy
@@ -77,6 +78,8 @@ def _named_codes(settings: Settings) -> Iterator[tuple[KeyPath, str, bool]]:
     for name, upstream in settings.upstreams.items():
         for index, rule in enumerate(upstream.rules):
             yield ("upstreams", name, "rules", index, "code"), rule.code, False
+        for index, code in enumerate(upstream.dead_letter.codes or ()):
+            yield ("upstreams", name, "dead_letter", "codes", index), code, False
     for subsystem, operations in settings.subsystem_mappings.items():
         for operation, by_code in operations.items():
             for code in by_code:

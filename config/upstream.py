@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from config.breaker import Breaker, RateLimitGate, RetryBudget
+from config.durable import DeadLetter, Outbox, Replay
 from config.egress_proxy import EgressProxy, ProxyUrl
 from config.fields import (
     Count,
@@ -129,6 +130,9 @@ class Upstream(Section):
     retry_budget: RetryBudget = Field(default_factory=RetryBudget)
     rate_limit_gate: RateLimitGate = Field(default_factory=RateLimitGate)
     idempotency: Idempotency = Field(default_factory=Idempotency)
+    dead_letter: DeadLetter = Field(default_factory=DeadLetter)
+    replay: Replay = Field(default_factory=Replay)
+    outbox: Outbox = Field(default_factory=Outbox)
     propagation: Literal["participate", "forward", "strip"] = "participate"
     """What happens to trace headers. `participate`: each attempt is a span of its own, where traces are exported.
     `forward`: they pass unchanged. `strip`: the upstream does not see them."""

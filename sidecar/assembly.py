@@ -23,6 +23,7 @@ from config.loader import Loaded
 from config.model import ServerCertificate
 from sidecar import __version__, clock
 from sidecar.admin.api import Api
+from sidecar.durable.trouble import Trouble
 from sidecar.inbound import Downstream, Listener
 from sidecar.proxy import Proxy
 from sidecar.upstream.resolve import Lookup
@@ -72,8 +73,10 @@ class Sidecar:
                 self.probes_address = await self._serve(probes, settings.probes, "probes")
             scheme = "http" if tls is None else "https"
             proxy.answers.documentation = f"{scheme}://{join_host_port(*self.admin_address)}"
+            await self._open_store()
             self.address = await self._listen()
         except BaseException:
+            await proxy.kept.close()
             await self._close_servers()
             raise
         proxy.ticker.on_lag = proxy.metrics.loop_lag
@@ -121,12 +124,25 @@ class Sidecar:
         for connection in self._downstreams():
             connection.cut_off()
         await clock.sleep(0)
+        await proxy.kept.close()  # what it still sends needs the upstreams
         proxy.directory.close()
         proxy.ticker.stop()
         await self._close_servers()
         await asyncio.get_running_loop().run_in_executor(None, proxy.signals.close)
         self.log.info("sidecar.stopped", "stopped" if in_time else "stopped; the grace ended before all requests did")
         return in_time
+
+    async def _open_store(self) -> None:
+        """What an earlier run left is reconciled before anything is served."""
+        try:
+            await self.proxy.kept.begin()
+        except Trouble as trouble:
+            raise CannotStart(str(trouble)) from trouble
+        except OSError as error:
+            raise CannotStart(
+                f"state_dir {self.settings.state_dir} cannot be used: {error}; make it readable and writable, or set "
+                "another `state_dir`"
+            ) from error
 
     def _downstreams(self) -> list[Downstream]:
         return [c for c in tuple(self.proxy.downstreams) if isinstance(c, Downstream)]

@@ -56,7 +56,18 @@ class LiveFacts:
         return self._proxy.directory.label_overflows
 
     def dead_letters(self) -> LiveDeadLetters | None:
-        return None
+        """As the store last counted them, a few seconds ago."""
+        durable = self._proxy.kept.durable
+        if durable is None:
+            return None
+        stats = durable.listing.stats
+        return LiveDeadLetters(
+            waiting={label: (count, stats.oldest.get(label)) for label, count in stats.waiting.items()},
+            size=stats.bytes,
+            capacity=durable.letters.settings.max_bytes,
+            disk_free=stats.disk_free,
+        )
 
     def outbox_jobs(self) -> Mapping[str, int] | None:
-        return None
+        durable = self._proxy.kept.durable
+        return None if durable is None or durable.jobs is None else durable.job_counts

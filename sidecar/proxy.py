@@ -18,6 +18,7 @@ from config.model import Settings
 from sidecar import clock
 from sidecar.answers import Answers
 from sidecar.clock import Ticker
+from sidecar.durable.kept import Kept
 from sidecar.egress import Egress
 from sidecar.policy.breaker import Breaker
 from sidecar.policy.caller import SeenKeys
@@ -80,6 +81,7 @@ class Proxy:
         )
         self.directory = Directory(wiring, self.egress)
         self.answers = Answers("", self.registry)
+        self.kept = Kept(self, settings, environ or {})
         self.draining = False
         self.retries_enabled = settings.retries_enabled
         """The kill switch."""

@@ -49,7 +49,7 @@ def test_a_complete_outbox_reads_as_in_the_specification() -> None:
             "reconcile": {"method": "GET", "url": "https://api.test/m/{key}", "delivered_when": {"status": 200}},
         }
     )
-    assert outbox.notification_id is not None and "data.id" == outbox.notification_id.json_path
+    assert outbox.notification_id is not None and "data.id" == outbox.notification_id.json
     assert outbox.reconcile is not None and 200 == outbox.reconcile.delivered_when.status
     credentials = Replay.model_validate({"credentials": "environment", "environment": {"Authorization": "AUTH"}})
     assert {"Authorization": "AUTH"} == credentials.environment

@@ -28,6 +28,8 @@ class Ready(Answer):
     status: Literal["ready", "not ready"]
     reason: str | None = None
     """Why not."""
+    store: str | None = None
+    """Why nothing can be kept at the moment; null while all is well. Traffic goes on meanwhile."""
 
 
 class Probes:
@@ -56,10 +58,11 @@ class Probes:
         return Alive()
 
     async def readyz(self, call: Call[NoQuery, NoBody]) -> Told:
-        reason = self._not_ready()
+        reason, problem = self._not_ready(), self._proxy.kept.problem
+        degraded = {} if problem is None else {"store": f"degraded: {problem}"}
         if reason is None:
-            return {"status": "ready"}
-        return json_response({"status": "not ready", "reason": reason}, status=503)
+            return {"status": "ready", **degraded}
+        return json_response({"status": "not ready", "reason": reason, **degraded}, status=503)
 
     async def metrics(self, call: Call[NoQuery, NoBody]) -> Told:
         """Rendered in slices, so that a scrape of many upstreams does not hold up the traffic."""

@@ -172,7 +172,7 @@ def notification_id_of(rule: NotificationId | None, headers: Iterable[tuple[byte
         return next((value.decode("latin-1")[:200] for name, value in headers if name.lower() == wanted), None)
     try:
         found: Any = orjson.loads(body)
-        for part in (rule.json_path or "").split("."):
+        for part in (rule.json or "").split("."):
             found = found[int(part)] if isinstance(found, list) else found[part]
     except (ValueError, KeyError, IndexError, TypeError):
         return None

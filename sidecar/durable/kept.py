@@ -1,0 +1,196 @@
+"""Whether there is a store: opened at the start if one lies in `state_dir`, else when something first has to be kept.
+
+Law: everybody who needs the store asks here and gets the same one, opened once and reconciled before it is handed out.
+A sidecar that keeps nothing never loads the database or the ciphers. A store that cannot be opened later on costs
+what should have been kept, never the traffic: it is said once, shown by /readyz, and tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sidecar import clock
+from sidecar.durable.disk import volatile_file_system
+from sidecar.durable.trouble import NotKept, Trouble
+
+if TYPE_CHECKING:
+    from config.model import Settings, Upstream
+    from sidecar.durable.deadletter import Terms
+    from sidecar.durable.layers import Durable
+    from sidecar.durable.outbox import Terms as OutboxTerms
+    from sidecar.proxy import Proxy
+
+_STORE = "store.db"  # opening.FILE; that module would bring the database library with it
+_SEAL_KEY = "SIDECAR_SEAL_KEY"
+_TRY_AGAIN = 5.0
+_ERRORS = frozenset({"sidecar.store.degraded", "sidecar.store.damaged", "sidecar.store.set_aside"})
+_GOOD_NEWS = frozenset({"sidecar.store.recovered"})
+
+
+class Kept:
+    """`durable` is what is open now."""
+
+    def __init__(self, proxy: Proxy, settings: Settings, environ: Mapping[str, str]) -> None:
+        self._proxy = proxy
+        self._settings = settings.dead_letter
+        self._directory = Path(settings.state_dir)
+        self._environ = environ
+        self._opening: asyncio.Task[Durable] | None = None
+        self._try_again_at = 0.0
+        self._failure: Trouble | None = None
+        self._told_volatile = False
+        self._closed = False
+        self._terms: dict[str, tuple[Upstream, Terms]] = {}
+        self.durable: Durable | None = None
+        self.on_open: Callable[[Durable], None] = _nothing_sends
+        """Given by the composition root: attaches what sends, before anything is reconciled."""
+
+    # ---- opening -------------------------------------------------------------------------------------------------
+
+    @property
+    def exists(self) -> bool:
+        return (self._directory / _STORE).exists()
+
+    async def begin(self) -> None:
+        """At the start. Raises CannotUse when what lies there must not be touched by this sidecar."""
+        self.warn_if_volatile()
+        if self.exists:
+            self._opening = clock.spawn(self._open_first(), "open the store")
+            await asyncio.shield(self._opening)
+
+    async def open(self) -> Durable:
+        """The store, opened now if it is not yet. Raises Trouble when that cannot be."""
+        if self.durable is not None:
+            return self.durable
+        if self._closed:
+            raise NotKept("disk_error", "the sidecar is stopping", "send it again later")
+        if self._failure is not None and clock.monotonic() < self._try_again_at:
+            raise self._failure
+        if self._opening is None:
+            self._opening = clock.spawn(self._open_late(), "open the store")
+        return await asyncio.shield(self._opening)
+
+    async def _open_first(self) -> Durable:
+        try:
+            self.durable = durable = await self._open()
+        finally:
+            self._opening = None
+        return durable
+
+    async def _open_late(self) -> Durable:
+        try:
+            durable = await self._open_first()
+        except Exception as error:
+            trouble = _translated(error, self._directory)
+            if self._failure is None or str(self._failure) != str(trouble):
+                self._report("sidecar.store.degraded", f"{trouble}. Traffic goes on, nothing is kept until then")
+            self._failure, self._try_again_at = trouble, clock.monotonic() + _TRY_AGAIN
+            raise trouble from error
+        else:
+            self._failure = None
+            return durable
+
+    async def _open(self) -> Durable:
+        loop = asyncio.get_running_loop()
+        # In a thread: loading the ciphers would hold up the traffic.
+        layers = await loop.run_in_executor(None, importlib.import_module, "sidecar.durable.layers")
+        durable: Durable = await layers.Durable.open(
+            self._directory,
+            settings=self._settings,
+            registry=self._proxy.registry,
+            terms_of=self.terms_of,
+            seal_key=self._environ.get(_SEAL_KEY),
+            counts=self._proxy.metrics.stored,
+            report=self._report,
+        )
+        self.on_open(durable)
+        await durable.begin()
+        return durable
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+        if self.durable is not None:
+            await self.durable.close()
+            self.durable = None
+
+    # ---- what is true of it --------------------------------------------------------------------------------------
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing is kept at the moment; None while all is well."""
+        if self.durable is not None:
+            health = self.durable.store.health
+            return None if health.ok else health.reason
+        return None if self._failure is None else str(self._failure)
+
+    def warn_if_volatile(self) -> None:
+        kind = volatile_file_system(self._directory)
+        if kind is not None:
+            self._report(
+                "sidecar.store.volatile",
+                f"state_dir {self._directory} is on {kind}, which does not outlive this machine or container; "
+                "mount a volume there if what is kept is to survive",
+            )
+
+    def _report(self, event: str, sentence: str) -> None:
+        log = self._proxy.log
+        if event == "sidecar.store.volatile":
+            if self._told_volatile:
+                return
+            self._told_volatile = True
+        if event in _ERRORS:
+            log.error(event, sentence)
+        elif event in _GOOD_NEWS:
+            log.info(event, sentence)
+        else:
+            log.warn(event, sentence)
+
+    # ---- settings ------------------------------------------------------------------------------------------------
+
+    def settings_of(self, upstream: str) -> Upstream:
+        """By the upstream's label; those of a host that no upstream lists are the defaults."""
+        from sidecar.upstream.endpoints import AUTOMATIC
+
+        state = self._proxy.directory.configured.get(upstream)
+        return AUTOMATIC if state is None else state.settings
+
+    def terms_of(self, upstream: str) -> Terms:
+        settings = self.settings_of(upstream)
+        known = self._terms.get(upstream)
+        if known is not None and known[0] is settings:
+            return known[1]
+        from sidecar.durable.deadletter import Terms
+        from telemetry.redact import Redactor
+
+        telemetry = self._proxy.settings.telemetry
+        redactor = Redactor(telemetry.redact_query, (*telemetry.redact_paths, *settings.dead_letter.redact_paths))
+        terms = Terms(settings.dead_letter, settings.replay, settings.idempotency, redactor)
+        if len(self._terms) > _MOST_TERMS:
+            self._terms.clear()
+        self._terms[upstream] = (settings, terms)
+        return terms
+
+    def outbox_terms_of(self, upstream: str) -> OutboxTerms:
+        from sidecar.durable.outbox import Terms
+
+        settings = self.settings_of(upstream)
+        return Terms(settings.outbox, settings.idempotency)
+
+
+_MOST_TERMS = 1024
+
+
+def _nothing_sends(durable: Any) -> None:
+    """Until the composition root says what does."""
+
+
+def _translated(error: Exception, directory: Path) -> Trouble:
+    if isinstance(error, Trouble):
+        return error
+    return NotKept("disk_error", f"the store in {directory} cannot be opened: {error}", "look at the disk")
