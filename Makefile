@@ -48,7 +48,7 @@ bench: $(VENV)/.installed-dev ## ratios against peers on this machine
 	@PATH="$$PATH:/usr/sbin" $(PY) -m benchmarks.run $(ARGS)
 
 .PHONY: soak
-soak: $(VENV)/.installed-dev ## ten minutes of load on a failing upstream: memory and files stay flat (ARGS="--minutes 60")
+soak: $(VENV)/.installed-dev ## load on a failing upstream, ten minutes with every store full: memory and files stay flat (ARGS="--minutes 30")
 	@$(PY) -m tests.soak $(ARGS)
 
 # Panels and alerts are tested on a real Prometheus; without one those tests are skipped and say so.

@@ -100,6 +100,11 @@ class RequestBody:
         self._failure = why
         self._wake()
 
+    def let_go(self) -> None:
+        """The exchange is over. Its connection remembers the request until the next one: without what was kept."""
+        self._chunks.clear()
+        self._next = 0
+
     def _wake(self) -> None:
         waiter = self._waiter
         if waiter is not None and not waiter.done():

@@ -82,6 +82,7 @@ class Driven:
             error = task.exception()
             if error is not None:
                 self._broke(error)
+        self._task = None  # a cancelled one holds the frames it was cancelled in, and they hold us
         self._ended()
 
     def _broke(self, error: BaseException) -> None:

@@ -142,7 +142,7 @@ class Exchange(Retrying):
                     await self.parked()  # for a whole small answer, or the head of a large one
                 attempt.ended = clock.monotonic()
                 if connection.failure is not None:
-                    raise connection.failure
+                    raise connection.taken_failure()
                 if connection.switched and self._request.upgrade is None:
                     raise AttemptFailed("PROTOCOL_ERROR", "the upstream switched protocols without being asked", SENT)
             except AttemptFailed as failed:
@@ -192,7 +192,7 @@ class Exchange(Retrying):
         if connection.closed:  # while it was being dialled; nobody would tell us again
             self._choice.pool.discard(connection)
             if connection.failure is not None:
-                raise connection.failure
+                raise connection.taken_failure()
             raise AttemptFailed("CONNECTION_RESET", "the upstream closed the connection at once", CONNECTED)
         return connection
 
@@ -278,9 +278,11 @@ class Exchange(Retrying):
             upstream.in_flight -= 1
             if self._place is not None:
                 upstream.turns.leave(self._place)
+        body = self._request.body
+        if body is not None:
+            record.request_bytes = body.total
+            body.let_go()
         if record.outcome:
-            if self._request.body is not None:
-                record.request_bytes = self._request.body.total
             self._proxy.signals.observe(record, self._complete_record)
 
 

@@ -102,6 +102,13 @@ class Downstream(RequestReader):
         self._waiting.clear()
         if self._exchange is not None:
             self._exchange.cancel()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Nothing more will be read here. The parser and the last body point back at this connection: left to the
+        collector, the circle would keep whole bodies for as long as it is not run."""
+        del self.parser
+        self._last = self._body = self._arriving = self._body_again = None
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
@@ -358,6 +365,7 @@ class Downstream(RequestReader):
         self._manager.connection_lost(self, None)
         self._force_close = True
         self.transport = None
+        self._let_go()
         return transport, tail
 
 

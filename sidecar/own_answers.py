@@ -56,6 +56,7 @@ class OwnAnswers(Driven):
 
     def _answer_malformed(self, malformed: Malformed) -> None:
         self.keep_alive = False
+        self._request.error = None  # raised, it holds the frames that hold the request
         self._proxy.metrics.malformed(malformed.reason)
         self._write_error(malformed.code, malformed.message, {"reason": malformed.reason})
 

@@ -119,7 +119,7 @@ class PassedOn(OwnAnswers):
             if not connection.ready:
                 await self.parked()
             if connection.failure is not None:
-                raise connection.failure
+                raise connection.taken_failure()
         except (AttemptFailed, UploadBroken) as broken:
             self._break_off(broken)
         else:
@@ -182,7 +182,8 @@ class PassedOn(OwnAnswers):
             self.record.outcome = "not_retryable"
             raise GaveUp("CONNECTION_RESET", "the upstream closed right after switching protocols")
         head = relay.response_head(connection, b"", b"").removesuffix(CRLF)
-        self._step_aside(head, UPGRADE_LINES, connection.transport, connection.tail)
+        transport, tail = connection.hand_over()
+        self._step_aside(head, UPGRADE_LINES, transport, tail)
 
     def _step_aside(
         self, head: bytes, lines: bytes, upstream_transport: asyncio.Transport, tail: bytes, dialled: Side | None = None

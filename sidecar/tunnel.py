@@ -148,6 +148,8 @@ class Tunnel:
             return
         self._proxy.tunnels.discard(self)
         self._proxy.ticker.watched.discard(self)
+        for side in (self._client, self._upstream):
+            side.tunnel = side.other = None  # they hold each other and us: nothing here waits for the collector
         self._state.in_flight -= 1
         record = self._record
         record.outcome = "tunnelled"

@@ -1,11 +1,13 @@
 """Load for a long time, and what it leaves behind: `python -m tests.soak --minutes 10`, or `make soak`.
 
 A sidecar as a process of its own, an upstream that fails three times in ten, apps that ask through it as a proxy, go
-away in the middle, open tunnels. Memory and open files of the sidecar are read once a second. After a warm-up, in which
-rings and pools fill, both must be flat; when the load ends, its files must be closed.
+away in the middle, open tunnels. First as fast as it goes, until everything that the sidecar remembers is full with its
+shipped limits: sessions, workflows, keys. Then at a steady pace, and from there on memory and open files, read once a
+second, must be flat; when the load ends, its files must be closed.
 
-What a pass says: the floor of memory rose by less than the limit between the first third and the last. A slow leak hides
-below that in ten minutes (5 MiB in five of them is a megabyte a minute): `--minutes 60` is the run that can rule it out.
+Flat means the line fitted through all readings, not through their floor: it may rise by 0.2 MiB a minute. A hundredth
+of a request remembered for ever at 400 requests a second, a kilobyte each, would be 0.23. Less than that cannot be told
+from noise in ten minutes: readings scatter by about half a MiB, which alone moves the line by 0.05 either way.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import asyncio
 import contextlib
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -21,7 +24,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import aiohttp
 import uvloop
@@ -41,6 +44,8 @@ _FAILURES = {
     "cut": 3,
 }
 _FAILING = 0.3
+_LONGEST_FILLING = 900.0  # seconds; a machine that needs more of them has other things to do
+_SETTLING = 2.0  # seconds between the last burst and the first reading that counts
 _TO_THE_COLLECTOR = 2  # kept open by the exporters of spans and logs
 _chance = random.Random(30)
 
@@ -54,11 +59,25 @@ class Reading:
     descriptors: int
 
 
+class Stores(NamedTuple):
+    """How much the sidecar remembers when it is full, and then the first make room for the next."""
+
+    sessions: int = 10_000
+    workflows: int = 10_000
+    keys: int = 10_000
+
+
+SHIPPED = Stores()
+
+
 @dataclass
 class Result:
-    """What was read, and how the requests came out. `warm_up` is how long it took, infinite if it was not over."""
+    """What was read, and how the requests came out. `full_at` is when all stores were, infinite if they never were."""
 
-    warm_up: float = float("inf")
+    stores: Stores
+    full_at: float = float("inf")
+    workflows: int = 0
+    keys: int = 0
     readings: list[Reading] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     unexpected: Counter[str] = field(default_factory=Counter)
@@ -67,26 +86,21 @@ class Result:
 
     @property
     def kept(self) -> int:
-        """Requests that the sidecar remembers; when it remembers all it may, the first make room for the next."""
+        """Requests that the sidecar remembers."""
         return sum(count for outcome, count in self.outcomes.items() if outcome not in ("first_try", "tunnelled"))
 
     @property
-    def measured(self) -> list[Reading]:
-        return [reading for reading in self.readings if reading.at >= self.warm_up]
+    def full(self) -> bool:
+        held = Stores(self.kept, self.workflows, self.keys)
+        return all(have >= most for have, most in zip(held, self.stores, strict=True))
 
-    def growth(self, what: str) -> float:
-        """How much the floor rose from the first third after the warm-up to the last. Memory goes up and down with
-        what waits to be collected; what is never given back raises the floor."""
-        values = [float(getattr(reading, what)) for reading in self.measured]
-        third = max(1, len(values) // 3)
-        return _floor(values[-third:]) - _floor(values[:third])
+    @property
+    def measured(self) -> list[Reading]:
+        return [reading for reading in self.readings if reading.at >= self.full_at]
 
     def per_minute(self, what: str) -> float:
+        """How fast it grows with everything full: the slope of the line through what was read."""
         return _slope(self.measured, what) * 60
-
-
-def _floor(values: list[float]) -> float:
-    return sorted(values)[len(values) // 4]
 
 
 def _slope(readings: list[Reading], what: str) -> float:
@@ -123,15 +137,16 @@ async def mirror(talk: Talk) -> None:
 
 
 class Apps:
-    """Clients that ask until they are told to stop."""
+    """Clients that ask until they are told to stop, `rate` times a second together; None: as often as they can."""
 
-    def __init__(self, process: Process, upstream: Upstream, tunnel_port: int, result: Result, pause: float) -> None:
+    def __init__(self, process: Process, upstream: Upstream, tunnel_port: int, result: Result) -> None:
         self._proxy = "http://{}:{}".format(*process.address)
         self._process = process
         self._base = upstream.url
         self._tunnel_port = tunnel_port
         self._result = result
-        self._pause = pause
+        self._next = 0.0
+        self.rate: float | None = None
         self.stopped = False
 
     async def ask(self, session: aiohttp.ClientSession) -> None:
@@ -148,15 +163,26 @@ class Apps:
                 self._result.outcomes["left early"] += 1
             except Exception as error:  # whatever else it is, the end of the run must name it
                 self._result.unexpected[repr(error)] += 1
-            await asyncio.sleep(self._pause)
+            await self._turn()
+
+    async def _turn(self) -> None:
+        """Wait for the next place in time. What was missed is not made up for: a burst would be another load."""
+        now = time.monotonic()
+        if self.rate is not None:
+            self._next = max(now, self._next + 1 / self.rate)
+        await asyncio.sleep(max(0.0, self._next - now))
 
     async def _request(self, session: aiohttp.ClientSession, draw: float) -> None:
+        result = self._result
         method = _chance.choice(["GET", "GET", "GET", "PUT", "POST"])
         headers = {"Authorization": "Bearer x", "X-Request": str(draw)}
-        if draw < 0.3:
+        filling = self.rate is None
+        if draw < 0.3 or filling:
             headers["Idempotency-Key"] = str(_chance.getrandbits(64))
-        if draw < 0.1:
+            result.keys += 1
+        if draw < 0.1 or filling:
             headers |= {"x-sidecar-workflow": str(_chance.getrandbits(32)), "x-sidecar-stage": "fetch"}
+            result.workflows += 1
         path = "/large" if draw > 0.97 else f"/item/{_chance.getrandbits(24)}?page=1"
         data = b"z" * _chance.choice([10, 1_000, 100_000]) if method != "GET" else None
         patience = aiohttp.ClientTimeout(total=0.002 if 0.5 < draw < 0.52 else 30)
@@ -164,7 +190,7 @@ class Apps:
             method, self._base + path, proxy=self._proxy, headers=headers, data=data, timeout=patience
         ) as answered:
             await answered.read()
-            self._result.outcomes[answered.headers.get("x-sidecar-outcome", "none")] += 1
+            result.outcomes[answered.headers.get("x-sidecar-outcome", "none")] += 1
 
     async def _tunnel(self) -> None:
         app = await App.connect(self._process.address)
@@ -179,18 +205,18 @@ class Apps:
 # ---- one run -----------------------------------------------------------------------------------------------------
 
 
-def _settings(tunnel_port: int, sessions: int) -> dict[str, Any]:
+def _settings(tunnel_port: int, stores: Stores) -> dict[str, Any]:
     return {
         "upstreams": {"flaky": {"hosts": ["127.0.0.1"], "timeouts": {"pool_idle": 2}}},
         "egress": {"connect_ports": [tunnel_port]},
         "policies": {"default": {"base_delay": 0.005, "max_delay": 0.02}},
-        "limits": {"keepalive_timeout": 5, "workflows": 1_000},  # so few that they are full when the warm-up ends
-        "telemetry": {"events": {"file": "events.jsonl", "max_bytes": 4 * MIB}, "sessions": sessions},
+        "limits": {"keepalive_timeout": 5, "workflows": stores.workflows},
+        "telemetry": {"events": {"file": "events.jsonl", "max_bytes": 4 * MIB}, "sessions": stores.sessions},
     }
 
 
 @contextlib.asynccontextmanager
-async def _running(folder: Path, url: str, sessions: int) -> AsyncIterator[tuple[Any, ...]]:
+async def _running(folder: Path, url: str, stores: Stores) -> AsyncIterator[tuple[Any, ...]]:
     upstream, mirrored = await Upstream(flaky).start(), await Upstream(mirror).start()
     environ = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": url,
@@ -199,7 +225,7 @@ async def _running(folder: Path, url: str, sessions: int) -> AsyncIterator[tuple
         "OTEL_TRACES_SAMPLER_ARG": "0.1",
         "OTEL_LOGS_EXPORTER": "otlp",
     }
-    process = await Process.start(folder, environ, _settings(mirrored.port, sessions))
+    process = await Process.start(folder, environ, _settings(mirrored.port, stores))
     try:
         yield await process.ready(), upstream, mirrored.port
     finally:
@@ -218,25 +244,25 @@ def _forget(upstream: Upstream, received: Received, process: Process) -> None:
 
 
 async def soak(
-    seconds: float, warm_up: float, *, sessions: int = 10_000, workers: int = 8, pause: float = 0.0, tell: Any = None
+    seconds: float, rate: float, *, stores: Stores = SHIPPED, workers: int = 8, every: float = 30.0, tell: Any = None
 ) -> Result:
-    """Load for so long, warming up for at least so long and until `sessions`, which is a setting, are remembered.
-    `tell` gets a line now and then."""
-    result = Result()
+    """Load as fast as it goes until the stores are full, then `rate` requests a second for so long. `tell` gets a line
+    `every` so many seconds."""
+    result = Result(stores)
     with tempfile.TemporaryDirectory() as folder, http_collector() as (url, received):
-        async with _running(Path(folder) / "sidecar", url, sessions) as (process, upstream, tunnel_port):
-            apps = Apps(process, upstream, tunnel_port, result, pause)
+        async with _running(Path(folder) / "sidecar", url, stores) as (process, upstream, tunnel_port):
+            apps = Apps(process, upstream, tunnel_port, result)
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
                 result.idle_before = process.sockets()
                 tasks = [asyncio.create_task(apps.ask(session)) for _ in range(workers)]
                 began, told = time.monotonic(), 0.0
-                while (at := time.monotonic() - began) < seconds:
+                while (at := time.monotonic() - began) < min(result.full_at, _LONGEST_FILLING) + seconds:
                     if not process.running:
                         await _tell_of_the_end(process, at)
+                    if apps.rate is None and result.full:
+                        apps.rate, result.full_at = rate, at + _SETTLING
                     result.readings.append(Reading(at, process.resident(), process.descriptors()))
-                    if at >= warm_up and result.kept >= sessions:
-                        result.warm_up = min(at, result.warm_up)
-                    if tell is not None and at - told >= seconds / 20:
+                    if tell is not None and at - told >= every:
                         tell(_line(result))
                         told = at
                     _forget(upstream, received, process)
@@ -271,15 +297,17 @@ async def _settled(process: Process, before: int) -> int:
 # ---- by hand -----------------------------------------------------------------------------------------------------
 
 
-def report(result: Result, most_growth: float) -> list[str]:
-    """What is wrong; nothing when memory and files are flat."""
+def report(result: Result, most_per_minute: float) -> list[str]:
+    """What is wrong; nothing when memory and files are flat. `most_per_minute` is of memory, in MiB."""
     if len(result.measured) < 5:
-        return [f"no time was left after the warm-up, with {result.kept:,} sessions remembered; let it run longer"]
+        held = Stores(result.kept, result.workflows, result.keys)
+        return [f"the stores did not fill: {held} of {result.stores}"]
     wrong = []
-    if result.growth("resident") > most_growth:
-        wrong.append(f"memory grew by {result.growth('resident') / MIB:.1f} MiB after the warm-up")
-    if result.growth("descriptors") > 10:
-        wrong.append(f"{result.growth('descriptors'):.0f} more files are open than after the warm-up")
+    memory, files = result.per_minute("resident") / MIB, result.per_minute("descriptors")
+    if memory > most_per_minute:
+        wrong.append(f"memory grows by {memory:.2f} MiB a minute, {most_per_minute:g} may be noise")
+    if files * len(result.measured) / 60 > 10:
+        wrong.append(f"{files:.2f} more files are open every minute")
     if result.idle_after > result.idle_before + _TO_THE_COLLECTOR:
         wrong.append(f"{result.idle_after} connections are left without any load, {result.idle_before} before it")
     if result.unexpected:
@@ -289,19 +317,19 @@ def report(result: Result, most_growth: float) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long (default: 10)")
-    parser.add_argument("--workers", type=int, default=8, help="apps at the same time (default: 8)")
-    parser.add_argument("--growth", type=float, default=5.0, help="MiB that it may grow after the warm-up (default: 5)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long, with the stores full (default: 10)")
+    parser.add_argument("--rate", type=float, default=400.0, help="requests a second (default: 400)")
+    parser.add_argument("--growth", type=float, default=0.2, help="MiB a minute that may be noise (default: 0.2)")
     chosen = parser.parse_args()
-    seconds = chosen.minutes * 60
-    warm_up = max(seconds / 4, min(60.0, seconds / 2))
-    print(f"{chosen.minutes:g} minutes, the first {warm_up:.0f} s and more to warm up, {_FAILING:.0%} of attempts fail")
-    result = uvloop.run(soak(seconds, warm_up, workers=chosen.workers, tell=lambda line: print(line, flush=True)))
+    told = f"{chosen.minutes:g} minutes at {chosen.rate:g} requests a second"
+    print(f"{told}, once the stores are full; {_FAILING:.0%} of attempts fail")
+    result = uvloop.run(soak(chosen.minutes * 60, chosen.rate, tell=lambda line: print(line, flush=True)))
     print(f"outcomes: {dict(result.outcomes.most_common())}")
-    wrong = report(result, chosen.growth * MIB)
+    wrong = report(result, chosen.growth)
     if len(result.measured) > 1:
-        print(f"memory:   {result.per_minute('resident') / 1024:+.1f} KiB per minute after {result.warm_up:.0f} s")
-        print(f"floor:    {result.growth('resident') / MIB:+.1f} MiB from the first third to the last")
+        values = [reading.resident / MIB for reading in result.measured]
+        print(f"memory:   {result.per_minute('resident') / MIB:+.3f} MiB per minute after {result.full_at:.0f} s")
+        print(f"          {min(values):.1f} to {max(values):.1f} MiB, {statistics.stdev(values):.2f} around the middle")
         print(f"files:    {result.per_minute('descriptors'):+.2f} per minute")
     print(f"idle:     {result.idle_before} connections before, {result.idle_after} after")
     print("flat" if not wrong else "NOT FLAT: " + "; ".join(wrong))

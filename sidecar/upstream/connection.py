@@ -209,6 +209,19 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         if owner is not None:
             owner.wake()
 
+    def taken_failure(self) -> BaseException:
+        """The failure, to be raised. Not kept here as well: raised, it holds the frames that hold this connection, and
+        only the collector would ever find that circle, with the bodies in it."""
+        failure, self.failure = self.failure, None
+        assert failure is not None
+        return failure
+
+    def hand_over(self) -> tuple[asyncio.Transport, bytes]:
+        """The transport, for a tunnel, with the bytes that arrived behind the answer."""
+        assert self.transport is not None
+        del self._parser  # as in `connection_lost`, which nobody will call now
+        return self.transport, self.tail
+
     @property
     def phase(self) -> int:
         """How far the request got, judged as late as possible and in doubt as further."""
@@ -268,6 +281,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         phase = self.phase if self.busy else CONNECTED
         self.closed = True
         self.transport = None
+        del self._parser  # it points back here, and the two would wait for the collector
         if self._drain_waiter is not None and not self._drain_waiter.done():
             self._drain_waiter.set_result(None)
         if not self.busy or self.complete:

@@ -152,7 +152,10 @@ class Dialler:
                 allowed.append(info)
         if not allowed:
             assert refusal is not None
-            raise refusal
+            try:
+                raise refusal
+            finally:
+                del refusal  # raised, it holds this frame
         return allowed
 
 

@@ -1,12 +1,13 @@
-"""Twenty seconds of what `make soak` does for ten minutes: only a gross leak shows in so little time."""
+"""Some seconds of what `make soak` does for ten minutes: only a gross leak shows in so little time."""
 
 from __future__ import annotations
 
-from tests.soak import MIB, report, soak
+from tests.soak import Stores, report, soak
+
+_MIB_PER_MINUTE = 60.0  # ten in ten seconds; a busy machine may well put off what the exporter's thread gives back
 
 
 async def test_memory_and_files_do_not_grow_with_the_requests() -> None:
-    result = await soak(20, 8, workers=6, pause=0.002, sessions=500)
-    assert sum(result.outcomes.values()) > 1_000, result.outcomes
-    assert {"first_try", "recovered", "exhausted", "tunnelled", "left early"} <= result.outcomes.keys()
-    assert [] == report(result, 15 * MIB)
+    result = await soak(10, 200, workers=6, stores=Stores(sessions=300, workflows=300, keys=300))
+    assert {"first_try", "recovered", "tunnelled"} <= result.outcomes.keys()
+    assert [] == report(result, _MIB_PER_MINUTE)
