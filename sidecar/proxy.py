@@ -24,6 +24,7 @@ from sidecar.policy.breaker import Breaker
 from sidecar.policy.caller import SeenKeys
 from sidecar.policy.stages import StageBudgets
 from sidecar.tunnel import Tunnel
+from sidecar.turn import Turn
 from sidecar.upstream.dial import Dialler
 from sidecar.upstream.directory import Directory
 from sidecar.upstream.pool import Wiring
@@ -72,12 +73,21 @@ class Proxy:
         )
         self.metrics = self.signals.metrics
         self.ticker = Ticker(loop)
+        self.turn = Turn(loop)
         self.egress = Egress(settings)
         self.dialler = Dialler(loop, Resolver(lookup), self.egress)
         limits = settings.limits
         stages = StageBudgets(settings.stages, limits.workflow_ttl, limits.workflows)
         wiring = Wiring(
-            loop, self.ticker, self.dialler, settings, self.via_line, self._make_breaker, self.registry, stages
+            loop,
+            self.ticker,
+            self.turn,
+            self.dialler,
+            settings,
+            self.via_line,
+            self._make_breaker,
+            self.registry,
+            stages,
         )
         self.directory = Directory(wiring, self.egress)
         self.answers = Answers("", self.registry)
