@@ -23,11 +23,12 @@ from config.files import UnreadableFile, file_problems, read_file
 from config.keys import nearest
 from config.model import SHIPPED, Settings
 from config.problems import ConfigError, Problem, dotted, shown_value
+from config.runtime import NOTHING_SET, Runtime
 from config.tokens import token_problems
 
 __all__ = ["ConfigError", "Loaded", "Origin", "Problem", "load"]
 
-Origin = Literal["default", "file", "environment"]
+Origin = Literal["default", "file", "environment", "runtime"]
 PATH_VARIABLE = "SIDECAR_CONFIG"
 _LARGEST_FILE = 4 * 1024 * 1024
 _NOT_GIVEN = object()
@@ -42,30 +43,40 @@ class Loaded:
     """The file, or None when there was none."""
     origins: Mapping[str, Origin] = field(repr=False)
     """By dotted key: `{"listen.port": "environment", …}`."""
+    text: bytes | None = field(default=None, repr=False)
+    """The file as it was read."""
 
 
-def load(path: Path | None, environ: Mapping[str, str]) -> Loaded:
-    """Read the file (the given one, else the one `SIDECAR_CONFIG` names, else none) and the variables over
-    it.
+def load(
+    path: Path | None, environ: Mapping[str, str], runtime: Runtime = NOTHING_SET, text: bytes | None = None
+) -> Loaded:
+    """Read the file (the given one, else the one `SIDECAR_CONFIG` names, else none), the variables over it, and over
+    both what was set at run time. `text` is what the file held when it was read before: then it is not read again.
 
     Raises ConfigError with every problem found.
     """
     named_by_variable = path is None and environ.get(PATH_VARIABLE, "") != ""
     if named_by_variable:
         path = Path(environ[PATH_VARIABLE])
-    document = _read(path, PATH_VARIABLE if named_by_variable else None) if path is not None else Document()
+    if text is None and path is not None:
+        text = _read(path, PATH_VARIABLE if named_by_variable else None)
+    document = Document() if text is None else _parse(text, str(path))
     merged = overlay(document.data or {}, environ)
-    return _Loading(path, document, merged).finish()
+    merged.data = runtime.over(merged.data)
+    return _Loading(path, text, document, merged, runtime).finish()
 
 
-def _read(path: Path, named_by: str | None) -> Document:
-    file = str(path)
+def _read(path: Path, named_by: str | None) -> bytes:
     try:
-        text = read_file(path, _LARGEST_FILE).decode("utf-8-sig")
-        document = parse(text)
+        return read_file(path, _LARGEST_FILE)
     except UnreadableFile as unreadable:
         hint = f" (the file is named by {named_by})" if named_by else ""
-        raise ConfigError([Problem(f"{unreadable}{hint}", file=file)]) from None
+        raise ConfigError([Problem(f"{unreadable}{hint}", file=str(path))]) from None
+
+
+def _parse(text: bytes, file: str) -> Document:
+    try:
+        document = parse(text.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         message = "the file is not UTF-8 text; save it with that encoding"
@@ -84,8 +95,10 @@ class _Loading:
     """One load under way."""
 
     path: Path | None
+    text: bytes | None
     document: Document
     merged: Overlay
+    runtime: Runtime
 
     def finish(self) -> Loaded:
         problems = [*self._faults_of_the_text(), *self.merged.problems]
@@ -99,7 +112,7 @@ class _Loading:
         if problems or settings is None:
             raise ConfigError(problems)
         origins = {dotted(key): self._origin(key) for key in _keys_in_use(settings)}
-        return Loaded(settings, self.path, origins)
+        return Loaded(settings, self.path, origins, self.text)
 
     def _faults_of_the_text(self) -> Iterator[Problem]:
         for fault in self.document.faults:
@@ -147,6 +160,10 @@ class _Loading:
         return origin
 
     def _origin_of_key(self, key: KeyPath) -> Origin:
+        if self.runtime.sets(key):
+            return "runtime"
+        if self.runtime.replaces(key):
+            return "default"
         if self.merged.variable_for(key) is not None:
             return "environment"
         here = self.document.data

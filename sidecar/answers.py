@@ -37,7 +37,7 @@ class Answers:
 
     def __init__(self, documentation: str, registry: Mapping[str, ErrorCode]) -> None:
         self.documentation = documentation
-        self._registry = registry
+        self.registry = registry
 
     def error(
         self,
@@ -53,9 +53,10 @@ class Answers:
         lines: bytes = b"",
         close: bool = False,
         without_body: bool = False,
+        registry: Mapping[str, ErrorCode] | None = None,
     ) -> tuple[int, bytes]:
-        """The status and the whole answer."""
-        entry = self._registry[code]
+        """The status and the whole answer. `registry`: the one that the request began with, if it is another."""
+        entry = (registry or self.registry)[code]
         shown = status or entry.status
         body = orjson.dumps(
             {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
-import logging
 import os
 import ssl
 from collections.abc import Mapping
@@ -27,17 +26,14 @@ from sidecar.admin.api import Api
 from sidecar.durable.trouble import Trouble
 from sidecar.inbound import Downstream, Listener
 from sidecar.proxy import Proxy
+from sidecar.reloading import NotApplied, Reloading
 from sidecar.upstream.resolve import Lookup
+from sidecar.watching import watch
 from telemetry.logs import Log
 
 # Connections that were accepted but not yet served when a drain begins get this long to bring their request.
 _LAST_REQUESTS = 0.5
 _BACKLOG = 4096
-# A query with every parameter at its longest, percent-encoded.
-_ADMIN_TARGET = 65_536
-# What aiohttp would say about bytes that are no HTTP: stacks, in another shape than our lines. They got their 400.
-_UNHEARD = logging.getLogger("sidecar.unheard")
-_UNHEARD.setLevel(logging.CRITICAL + 1)
 
 
 class CannotStart(Exception):
@@ -55,11 +51,14 @@ class Sidecar:
                 "aiohttp is installed without its C parser, whose checks the proxy relies on; "
                 "install a wheel built for this platform"
             )
-        self.loaded = loaded
         self.settings = loaded.settings
+        """Those of the start."""
         self.log = log
         self.proxy = Proxy(self.settings, log, __version__, lookup, environ)
-        self.api = Api(self.proxy, loaded)
+        self.reloading = Reloading(self.proxy, loaded, environ or {})
+        self.api = Api(self.proxy, self.reloading)
+        self._stopping = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
         self._listener = Listener(self.proxy)
         self._server: asyncio.Server | None = None
         self._runners: list[web.AppRunner] = []
@@ -69,7 +68,7 @@ class Sidecar:
         self.probes_address: tuple[str, int] | None = None
 
     async def start(self) -> None:
-        settings, proxy = self.settings, self.proxy
+        settings, proxy, path = self.settings, self.proxy, self.reloading.loaded.path
         self._lock = lock_state_dir(Path(settings.state_dir))
         try:
             tls = None if settings.admin.tls is None else server_tls("admin", settings.admin.tls)
@@ -105,16 +104,36 @@ class Sidecar:
             admin=join_host_port(*self.admin_address),
             probes=join_host_port(*self.probes_address) if self.probes_address else None,
             version=__version__,
-            config=str(self.loaded.path) if self.loaded.path else None,
+            config=str(path) if path else None,
             state_dir=str(settings.state_dir),
         )
+        if path is not None and path.is_file():  # not a pipe, which can be read only once
+            self._watching = clock.spawn(self._watch(path), "watching the configuration")
+
+    async def _watch(self, path: Path) -> None:
+        try:
+            last_read = lambda: self.reloading.last_read  # noqa: E731  # a name says what it is
+            await watch(path, last_read, lambda: self.reload("the file changed"), self._stopping)
+        except Exception as error:  # whatever it is, the sidecar runs on without it
+            self.log.warn(
+                "sidecar.config.unwatched",
+                f"changes of {path} are not noticed by themselves ({error}); use SIGHUP or POST /reload",
+            )
+
+    async def reload(self, why: str) -> None:
+        """Put the configuration on disk in force, for whoever asks without waiting for an answer; the log has it."""
+        try:
+            await self.reloading.reload(why)
+        except NotApplied:
+            pass  # told, and remembered for /readyz
 
     async def stop(self, grace: float | None = None) -> bool:
         """Drain, then close. True if everything in flight ended within the grace."""
         proxy = self.proxy
-        grace = self.settings.shutdown_grace if grace is None else grace
+        grace = proxy.settings.shutdown_grace if grace is None else grace
         deadline = clock.monotonic() + grace
         self.api.not_ready = "draining"
+        self._stopping.set()
         proxy.drain()
         if self._server is not None:
             self._server.close()
@@ -130,6 +149,8 @@ class Sidecar:
         for connection in self._downstreams():
             connection.cut_off()
         await clock.sleep(0)
+        if self._watching is not None:
+            await self._watching
         await proxy.kept.close()  # what it still sends needs the upstreams
         proxy.directory.close()
         proxy.ticker.stop()
@@ -174,14 +195,7 @@ class Sidecar:
         self, app: web.Application, where: object, role: str, tls: ssl.SSLContext | None = None
     ) -> tuple[str, int]:
         host, port = where.host, where.port  # type: ignore[attr-defined]  # Admin and Probes have both
-        runner = web.AppRunner(
-            app,
-            access_log=None,
-            handle_signals=False,
-            shutdown_timeout=1,
-            logger=_UNHEARD,
-            max_line_size=_ADMIN_TARGET,
-        )
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1)
         await runner.setup()
         self._runners.append(runner)
         try:

@@ -86,6 +86,12 @@ class Egress:
         self._listeners: list[tuple[Address, int, str]] = []
         self._own_address = own_address
 
+    def under(self, settings: Settings) -> Egress:
+        """Other rules; the listeners stay."""
+        egress = Egress(settings, self._own_address)
+        egress._listeners = self._listeners
+        return egress
+
     def add_listener(self, host: str, port: int, role: str) -> None:
         """`role` is `proxy` (a request to it would loop) or the name of another listener of ours."""
         self._listeners.append((plain_address(host), port, role))

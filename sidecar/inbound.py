@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import httptools
 from aiohttp.web_server import Server
@@ -20,7 +20,6 @@ from sidecar import clock
 from sidecar.exchange import Exchange
 from sidecar.failures import Malformed
 from sidecar.request import Request, RequestReader, head_too_large, unparsable
-from sidecar.turn import Gathering, released
 
 if TYPE_CHECKING:
     from sidecar.proxy import Proxy
@@ -55,7 +54,7 @@ class Downstream(RequestReader):
 
     def __init__(self, manager: Listener, **options: Any) -> None:
         super().__init__(manager, **options)
-        self.proxy = proxy = manager.proxy
+        self.proxy = manager.proxy
         self._parser = None  # aiohttp's own
         self.parser = httptools.HttpRequestParser(self)
         self._arriving = None
@@ -63,8 +62,7 @@ class Downstream(RequestReader):
         self._body_again = None
         self._last = None
         self._head_bytes = 0
-        self._head_limit = proxy.limits.head_bytes
-        self._replay_limit = proxy.limits.replay_body_bytes
+        self.take_limits()
         self._waiting = deque()
         self._unparsed = b""
         self._early = b""
@@ -78,6 +76,11 @@ class Downstream(RequestReader):
         self._linger_until = 0.0
         self.idle_since = clock.monotonic()
         self.head_since = self.idle_since  # the first head is awaited from the start
+
+    def take_limits(self) -> None:
+        """At the start, and when settings have changed: from the next request on."""
+        self._head_limit = self.proxy.limits.head_bytes
+        self._replay_limit = self.proxy.limits.replay_body_bytes
 
     @property
     def busy(self) -> bool:
@@ -94,8 +97,6 @@ class Downstream(RequestReader):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        turn = self.proxy.turn
-        self.transport = Gathering(cast(asyncio.Transport, transport), turn, turn.answers)
         if len(self.proxy.downstreams) > self.proxy.limits.connections:
             self._refuse_connection()
 
@@ -369,7 +370,7 @@ class Downstream(RequestReader):
         self._force_close = True
         self.transport = None
         self._let_go()
-        return released(transport), tail
+        return transport, tail
 
 
 class Listener(Server):

@@ -14,8 +14,11 @@ import signal
 
 import uvloop
 
-from config.loader import ConfigError, Loaded, load
-from sidecar import lean_aiohttp  # noqa: F401  # before whatever else imports aiohttp
+from config.loader import Loaded
+from sidecar import (
+    clock,
+    lean_aiohttp,  # noqa: F401  # before whatever else imports aiohttp
+)
 from sidecar.assembly import CannotStart, Sidecar
 from telemetry.logs import Log
 
@@ -42,7 +45,7 @@ async def _live(loaded: Loaded, log: Log) -> int:
     # 1. Hear signals before anyone can read "started" and send one.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_asked.set)
-    loop.add_signal_handler(signal.SIGHUP, _reload_asked, loaded, log)
+    loop.add_signal_handler(signal.SIGHUP, lambda: clock.spawn(sidecar.reload("SIGHUP"), "reload"))
     # 2. Open the listeners; the admin port first, so that /readyz can already say "starting".
     await sidecar.start()
     # 3. What exists now lives as long as the process: take it out of the collector's sight.
@@ -53,21 +56,12 @@ async def _live(loaded: Loaded, log: Log) -> int:
     # 4. Wait for the end.
     await stop_asked.wait()
     # 5. Drain. A second signal ends it at once.
-    log.info("sidecar.draining", f"finishing requests in flight for at most {loaded.settings.shutdown_grace:g} s")
+    grace = sidecar.proxy.settings.shutdown_grace
+    log.info("sidecar.draining", f"finishing requests in flight for at most {grace:g} s")
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)
     return 0 if await sidecar.stop() else 1
-
-
-def _reload_asked(loaded: Loaded, log: Log) -> None:
-    """SIGHUP: the file is checked and the verdict logged; the running settings stay until a restart."""
-    try:
-        load(loaded.path, os.environ)
-    except ConfigError as wrong:
-        log.error("sidecar.config.invalid", f"the configuration on disk is not valid, nothing changed: {wrong}")
-    else:
-        log.info("sidecar.config.valid", "the configuration on disk is valid; restart to apply it")
 
 
 def _give_back_what_starting_took() -> None:

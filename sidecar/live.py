@@ -23,16 +23,14 @@ class LiveFacts:
     def upstreams(self) -> Iterator[LiveUpstream]:
         now = clock.monotonic()
         for state in self._proxy.directory.states():
-            pools = state.pools.values()
+            active, idle = state.connections
+            opened, failed = state.connects
             yield LiveUpstream(
                 label=state.label,
-                in_flight=state.in_flight,
-                active=sum(len(pool.active) for pool in pools),
-                idle=sum(pool.idle for pool in pools),
-                connects={
-                    "success": sum(pool.connects for pool in pools),
-                    "failure": sum(pool.connect_failures for pool in pools),
-                },
+                in_flight=state.requests,
+                active=active,
+                idle=idle,
+                connects={"success": opened, "failure": failed},
                 tls_unverified=state.settings.insecure_skip_verify,
                 budget_left=state.budget.remaining(now),
                 gate_waiting=state.turns.gate.waiting,
@@ -61,12 +59,8 @@ class LiveFacts:
         if durable is None:
             return None
         stats = durable.listing.stats
-        waiting: dict[str, tuple[int, float | None]] = {
-            state.label: (0, None) for state in self._proxy.directory.states()
-        }
-        waiting |= {label: (count, stats.oldest.get(label)) for label, count in stats.waiting.items()}
         return LiveDeadLetters(
-            waiting=waiting,
+            waiting={label: (count, stats.oldest.get(label)) for label, count in stats.waiting.items()},
             size=stats.bytes,
             capacity=durable.letters.settings.max_bytes,
             disk_free=stats.disk_free,

@@ -160,9 +160,9 @@ class OwnAnswers(Driven):
         close = self._must_close()
         self._answered = True
         shown = {"upstream": record.upstream, "attempts": len(record.attempts), "outcome": record.outcome or None}
-        lines = b""
+        lines, upstream = b"", self._upstream
         if record.outcome:
-            lines = relay.sidecar_lines(record, self._upstream.answer_lines if self._upstream is not None else b"")
+            lines = relay.sidecar_lines(record, upstream.answer_lines if upstream is not None else b"")
         record.status, answer = self._proxy.answers.error(
             code,
             message,
@@ -175,6 +175,7 @@ class OwnAnswers(Driven):
             lines=lines,
             close=close,
             without_body=self._request.method == "HEAD",
+            registry=None if upstream is None else upstream.rules.registry,
         )
         client.transport.write(answer)
 

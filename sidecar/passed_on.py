@@ -154,7 +154,7 @@ class PassedOn(OwnAnswers):
         upstream, choice = self._upstream, self._choice
         assert upstream is not None
         await self.become_task()
-        side, attempt.address = await self._proxy.dialler.connect(
+        side, attempt.address = await upstream.dialler.connect(
             Side, choice.endpoint.origin, min(upstream.timeouts.connect, at_most), proxy=choice.proxy, tunnel=True
         )
         attempt.ended = clock.monotonic()

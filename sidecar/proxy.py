@@ -1,6 +1,8 @@
 """What all exchanges share: settings, upstreams, limits, counters.
 
-Law: created once by `assembly`, handed to every connection; holds references and counts, decides nothing.
+Law: created once by `assembly`, handed to every connection; holds references and counts, decides nothing. Other
+settings are put in force by `apply`, between two events of the loop: an exchange sees the ones before or the ones
+after, and keeps what it took at its beginning.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config.errors import registry_of
+from config.errors import ErrorCode, registry_of
 from config.model import Breaker as BreakerSettings
 from config.model import Settings
 from sidecar import clock
@@ -24,7 +26,6 @@ from sidecar.policy.breaker import Breaker
 from sidecar.policy.caller import SeenKeys
 from sidecar.policy.stages import StageBudgets
 from sidecar.tunnel import Tunnel
-from sidecar.turn import Turn
 from sidecar.upstream.dial import Dialler
 from sidecar.upstream.directory import Directory
 from sidecar.upstream.pool import Wiring
@@ -65,31 +66,18 @@ class Proxy:
             log=log,
             state_dir=Path(settings.state_dir),
             upstreams=settings.upstreams,
-            subsystems={name: upstream.subsystem or name for name, upstream in settings.upstreams.items()},
+            subsystems=_subsystems(settings),
             codes=self.registry,
-            redact_paths=settings.telemetry.redact_paths,
             version=version,
             server_id=self.pseudonym.decode(),
         )
         self.metrics = self.signals.metrics
         self.ticker = Ticker(loop)
-        self.turn = Turn(loop)
         self.egress = Egress(settings)
         self.dialler = Dialler(loop, Resolver(lookup), self.egress)
         limits = settings.limits
-        stages = StageBudgets(settings.stages, limits.workflow_ttl, limits.workflows)
-        wiring = Wiring(
-            loop,
-            self.ticker,
-            self.turn,
-            self.dialler,
-            settings,
-            self.via_line,
-            self._make_breaker,
-            self.registry,
-            stages,
-        )
-        self.directory = Directory(wiring, self.egress)
+        self._stages = StageBudgets(settings.stages, limits.workflow_ttl, limits.workflows)
+        self.directory = Directory(self._wiring(settings, self.dialler, self.registry), self.egress)
         self.answers = Answers("", self.registry)
         self.kept = Kept(self, settings, environ or {})
         self.draining = False
@@ -106,8 +94,31 @@ class Proxy:
         self.date_line = b""
         self.refresh_date(clock.monotonic())
         self.ticker.every(1.0, self.refresh_date)
-        self.ticker.every(1.0, self.directory.sweep)
+        self.ticker.every(1.0, self._sweep)
         self.ticker.every(1.0, self.signals.tick)
+
+    def apply(self, settings: Settings) -> None:
+        """Put other settings in force, all at once. Raises UnusableCertificates, and then nothing has changed."""
+        registry = registry_of(settings)
+        egress = self.egress.under(settings)
+        dialler = Dialler(self.loop, self.dialler.resolver, egress)
+        wiring = self._wiring(settings, dialler, registry)
+        self.directory = Directory(wiring, egress, self.directory)
+        self.egress, self.dialler, self.registry = egress, dialler, registry
+        self.settings, self.limits = settings, settings.limits
+        self.answers.registry = registry
+        self.retries_enabled = settings.retries_enabled
+        self._stages.configure(settings.stages, settings.limits.workflow_ttl, settings.limits.workflows)
+        self.seen_keys.ttl = settings.limits.workflow_ttl
+        self.signals.configure(settings.telemetry, settings.upstreams, _subsystems(settings), registry)
+
+    def _wiring(self, settings: Settings, dialler: Dialler, registry: Mapping[str, ErrorCode]) -> Wiring:
+        return Wiring(
+            self.loop, self.ticker, dialler, settings, self.via_line, self._make_breaker, registry, self._stages
+        )
+
+    def _sweep(self, now: float) -> None:
+        self.directory.sweep(now)
 
     def drain(self) -> None:
         """No new retries; every answer from here on says `Connection: close`."""
@@ -135,6 +146,10 @@ class Proxy:
             self.signals.breaker_would_open(upstream, endpoint, why)
 
         return Breaker(settings, changed, would_open)
+
+
+def _subsystems(settings: Settings) -> dict[str, str]:
+    return {name: upstream.subsystem or name for name, upstream in settings.upstreams.items()}
 
 
 def _session_ids(prefix: bytes) -> Iterator[bytes]:

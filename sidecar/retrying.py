@@ -21,7 +21,7 @@ from sidecar.policy.retry import Failure, Situation, decide, resendable
 from sidecar.policy.verdict import fields_of, retry_after, server_verdict
 from sidecar.prepared import Prepared
 from sidecar.upstream.connection import UpstreamConnection
-from sidecar.upstream.destination import Choice
+from sidecar.upstream.destination import Choice, Destination
 from telemetry.record import FATAL, Attempt, Decision
 from telemetry.redact import hides_header
 
@@ -202,20 +202,20 @@ class Retrying(Prepared):
 
     # ---- refused by breakers ---------------------------------------------------------------------------------
 
-    def _fallback(self) -> str | None:
+    def _fallback(self) -> Destination | None:
         """Who takes the call when every breaker refuses. Not a tunnel: its bytes are for the host that it named. Not a
         request that may have been executed: another provider does not know its key."""
         upstream, record = self._upstream, self.record
         assert upstream is not None
-        name = upstream.settings.fallback
-        if name is None or record.method == "CONNECT":
+        fallback = upstream.fallback
+        if fallback is None or record.method == "CONNECT":
             return None
         situation = self._situation_now()
         keyed, situation.keyed = situation.keyed, False
         failures = [Failure(a.code or "", status=a.status, phase=a.phase) for a in record.attempts]
         safe = all(resendable(failure, situation, situation.first).allowed for failure in failures)
         situation.keyed = keyed
-        return name if safe else None
+        return fallback if safe else None
 
     async def _fall_back(self, now: float) -> None:
         """Every breaker refuses: on to `fallback`, if there is one. Only reached when nothing was sent yet, or when
@@ -235,7 +235,7 @@ class Retrying(Prepared):
         record.fallback_from = record.fallback_from or upstream.label
         for attempt in record.attempts:
             attempt.upstream = attempt.upstream or upstream.label
-        self._destination = self._proxy.directory.fallback(fallback)
+        self._destination = fallback
         self._upstream = upstream = self._destination.upstream
         self._operation = operation = upstream.rules.choice.operations.match(request.method, self._target)
         record.operation = None if operation is None else operation.name

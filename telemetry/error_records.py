@@ -41,7 +41,7 @@ class ErrorRecords:
     ) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
-        self._registry = registry
+        self.registry = registry
         self._wall = wall
         self._clock = clock
         self._redactor = redactor
@@ -52,7 +52,7 @@ class ErrorRecords:
         """Every failed attempt of a session."""
         for number, attempt in enumerate(session.attempts, 1):
             if attempt.code is not None:
-                record = error_record(session, number, attempt, self._registry, self._wall, self._redactor)
+                record = error_record(session, number, attempt, self.registry, self._wall, self._redactor)
                 self._file(str(record["severity"]).lower()).append(orjson.dumps(record))
 
     @property

@@ -53,6 +53,9 @@ class Redactor:
     `/hooks/{id}` hides one segment, `/services/{**}` all that follow; `*` stands for any one segment."""
 
     def __init__(self, query: Iterable[str] = (), paths: Iterable[str] = ()) -> None:
+        self.configure(query, paths)
+
+    def configure(self, query: Iterable[str], paths: Iterable[str]) -> None:
         self._names = QUERY_NAMES | {name.lower() for name in query}
         self._paths = tuple(tuple(part for part in path.split("/") if part) for path in paths)
 

@@ -50,6 +50,13 @@ class Sessions:
         self._wall = wall
         self._count = 0
 
+    def configure(self, capacity: int, ttl: float) -> None:
+        """Other bounds, from now on; the newest stay."""
+        self._ttl = ttl
+        if capacity != self._kept.maxlen:
+            self._kept = deque(self._kept, maxlen=capacity)
+            self._sampled = deque(self._sampled, maxlen=min(capacity, _SAMPLED))
+
     def keep(self, session: Session) -> None:
         self._count += 1
         self._kept.append((self._count, session))

@@ -73,7 +73,6 @@ class Signals:
         upstreams: Iterable[str] = (),
         subsystems: Mapping[str, str] | None = None,
         codes: Mapping[str, ErrorCode] | None = None,
-        redact_paths: Iterable[str] = (),
         version: str = "",
         revision: str = "",
         server_id: str = "",
@@ -85,7 +84,7 @@ class Signals:
         self.metrics = Metrics(version, revision, upstreams)
         self.metrics.config_read(wall(monotonic()))
         self.aggregates = Aggregates(wall, subsystems)
-        self.redactor = Redactor(settings.redact_query, redact_paths)
+        self.redactor = Redactor(settings.redact_query, settings.redact_paths)
         self.sessions = Sessions(settings.sessions, settings.sessions_ttl, wall)
         self.writer = Writer(failed=self._job_failed)
         self.log.attach(self.writer, self.metrics.log_suppressed, self.redactor.text)
@@ -109,9 +108,17 @@ class Signals:
         self.configure(settings)
 
     def configure(
-        self, settings: Telemetry, upstreams: Iterable[str] = (), subsystems: Mapping[str, str] | None = None
+        self,
+        settings: Telemetry,
+        upstreams: Iterable[str] = (),
+        subsystems: Mapping[str, str] | None = None,
+        codes: Mapping[str, ErrorCode] | None = None,
     ) -> None:
-        """At the start and on each reload. Files, rings and export stay as they were begun."""
+        """At the start and on each reload. Files and export stay as they were begun."""
+        self.redactor.configure(settings.redact_query, settings.redact_paths)
+        self.sessions.configure(settings.sessions, settings.sessions_ttl)
+        if codes is not None and self._error_records is not None:
+            self._error_records.registry = codes
         self._slow = settings.slow_threshold
         self._access = settings.log.access
         self._sample_every = settings.healthy_sample

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import pytest_asyncio
 import uvloop
 
-from config.loader import Loaded
+from config.loader import Loaded, load
 from config.model import Settings
 from sidecar.assembly import Sidecar
 from sidecar.upstream.resolve import Lookup
@@ -69,18 +70,23 @@ async def start_upstream() -> AsyncIterator[UpstreamStarter]:
 
 @pytest_asyncio.fixture
 async def start_sidecar(tmp_path: Path) -> AsyncIterator[Starter]:
-    """`await start_sidecar(upstreams={…}, limits={…}, lookup=…)`: keys as in the configuration file."""
+    """`await start_sidecar(upstreams={…}, limits={…}, lookup=…)`: keys as in the configuration file, which is written
+    to `file` if that is given."""
     started: list[Running] = []
 
-    async def start(lookup: Lookup | None = None, **keys: Any) -> Running:
+    async def start(lookup: Lookup | None = None, file: Path | None = None, **keys: Any) -> Running:
         keys.setdefault("listen", {"port": 0})
         keys.setdefault("admin", {"port": 0})
         keys.setdefault("state_dir", str(tmp_path / f"state{len(started)}"))
         policies = keys.get("policies", {})
         keys["policies"] = {"once": {**policies.get("default", {}), "max_attempts": 1}, **policies}
-        settings = Settings.model_validate(keys)
+        text = json.dumps(keys, default=str).encode()
+        if file is not None:
+            loaded = _written(file, text)
+        else:
+            loaded = Loaded(Settings.model_validate(keys), None, {}, text)
         stream = io.StringIO()
-        sidecar = Running(Loaded(settings, None, {}), Log(stream), lookup)
+        sidecar = Running(loaded, Log(stream), lookup)
         sidecar.stream = stream
         sidecar.apps = []
         await sidecar.start()
@@ -93,6 +99,11 @@ async def start_sidecar(tmp_path: Path) -> AsyncIterator[Starter]:
             app.close()
         await sidecar.stop(grace=0.1)
         assert "sidecar.internal_error" not in sidecar.logged.getvalue(), sidecar.logged.getvalue()
+
+
+def _written(file: Path, text: bytes) -> Loaded:
+    file.write_bytes(text)
+    return load(file, {})
 
 
 # For tests about single attempts: what becomes of one must not be hidden by another, or by a breaker.

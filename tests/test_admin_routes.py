@@ -22,7 +22,11 @@ from tests.test_admin import admin, at_fault, order
 
 ONE_ATTEMPT = True
 QUERIES = {"/timeseries": "?metric=retries"}
-ORDERS = {"/breakers/{upstream}/{action}": "/breakers/u/reset", "/retries/{action}": "/retries/enable"}
+ORDERS = {
+    "/breakers/{upstream}/{action}": "/breakers/u/reset",
+    "/reload": "/reload",
+    "/retries/{action}": "/retries/enable",
+}
 
 
 @pytest.fixture

@@ -354,19 +354,22 @@ async def test_a_second_signal_ends_at_once(run: Runner, start_upstream: Upstrea
 # ---- reload ------------------------------------------------------------------------------------------------------
 
 
-async def test_sighup_checks_the_file_says_what_it_found_and_keeps_running(run: Runner, tmp_path: Path) -> None:
+async def test_sighup_reads_the_file_again_says_what_it_found_and_keeps_running(run: Runner, tmp_path: Path) -> None:
     process = await (await run(shutdown_grace=5)).ready()
     process.signal(signal.SIGHUP)
-    assert "restart" in (await process.logged("sidecar.config.valid"))["body"]
-    (tmp_path / "sidecar.yaml").write_text("shutdown_grce: 7\n")
-    process.signal(signal.SIGHUP)
-    verdict = await process.logged("sidecar.config.invalid")
-    assert "ERROR" == verdict["severity_text"]
-    for told in ("nothing changed", "sidecar.yaml:1", "shutdown_grce", "shutdown_grace"):
+    verdict = await process.logged("sidecar.config.reloaded")
+    assert ("INFO", True, "SIGHUP") == (verdict["severity_text"], verdict["ok"], verdict["why"])
+    process.lines.clear()
+    (tmp_path / "sidecar.yaml").write_text("shutdown_grce: 7\n")  # noticed without any signal
+    verdict = await process.logged("sidecar.config.reloaded")
+    assert ("ERROR", False, "the file changed") == (verdict["severity_text"], verdict["ok"], verdict["why"])
+    for told in ("not changed", "sidecar.yaml:1", "shutdown_grce", "shutdown_grace"):
         assert told in verdict["body"]
     (tmp_path / "sidecar.yaml").unlink()
     process.signal(signal.SIGHUP)
-    assert 200 == (await process.admin("/readyz")).status
+    ready = await process.admin("/readyz")
+    assert (200, "ready") == (ready.status, ready.json["status"])
+    assert ready.json["configuration"]["refused"]
     process.signal(signal.SIGTERM)
     assert 0 == await process.ended()
 

@@ -7,14 +7,17 @@ per window (calls, failures, retries) is as large as it would be at full length,
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar
 
 import pytest
 
 from sidecar.policy.breaker import Breaker
+from sidecar.reloading import NotApplied
 from telemetry.record import BAD, GOOD, NEUTRAL, PARTLY_SENT
 from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App
@@ -138,6 +141,14 @@ def a_request(chance: Random, name: str) -> bytes:
 async def meddle(sidecar: Running, seed: str) -> None:
     """An operator with nervous fingers."""
     chance, loop = Random(seed), asyncio.get_running_loop()
+    given = json.loads(sidecar.reloading.loaded.text or b"{}")
+    limited = {
+        **given["upstreams"]["c"],
+        "max_in_flight": 2,
+        "timeouts": {"body_idle": 50},
+        "retry_budget": {"window": 5},
+    }
+    texts = [given, {**given, "upstreams": {**given["upstreams"], "c": limited}, "limits": {}}, {"listen": "nonsense"}]
     while True:
         await asyncio.sleep(chance.uniform(0.01, 0.05))
         sidecar.proxy.retries_enabled = chance.random() < 0.9
@@ -148,6 +159,13 @@ async def meddle(sidecar: Running, seed: str) -> None:
             breaker.force_open(loop.time(), "a storm", 0.02)
         elif what < 0.4:
             breaker.reset(loop.time(), "a storm")
+        elif what < 0.7:
+            text = json.dumps(chance.choice(texts)).encode()
+            before, sidecar.reloading.loaded = sidecar.reloading.loaded, replace(sidecar.reloading.loaded, text=text)
+            try:
+                await sidecar.reloading.reload("a storm")
+            except NotApplied:
+                sidecar.reloading.loaded = before
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["patient apps", "leaving apps"])

@@ -93,6 +93,7 @@ async def test_no_sink_of_telemetry_lets_a_secret_out(tmp_path: Path, outcome: s
                     "redact_query": ["My_Param"],
                     "slow_threshold": 0.01,
                     "events": {"file": str(tmp_path / "events.jsonl")},
+                    "redact_paths": ["/hooks/{id}", "/services/{**}"],
                 }
             ),
             environ={
@@ -107,7 +108,6 @@ async def test_no_sink_of_telemetry_lets_a_secret_out(tmp_path: Path, outcome: s
             ids=random.Random(9).getrandbits,
             log=Log(stream),
             state_dir=tmp_path,
-            redact_paths=["/hooks/{id}", "/services/{**}"],
         )
         reader = signals.events.subscribe()
         stories = [story(outcome, target, MESSAGES[n % len(MESSAGES)]) for n, target in enumerate(TARGETS)]

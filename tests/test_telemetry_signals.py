@@ -53,7 +53,7 @@ def make_signals(tmp_path: Path) -> Iterator[Make]:
     def make(environ: dict[str, str] | None = None, redact_paths: tuple[str, ...] = (), **settings: Any) -> Watched:
         stream = io.StringIO()
         signals = Watched(
-            Telemetry.model_validate(settings),
+            Telemetry.model_validate({"redact_paths": redact_paths, **settings}),
             environ=environ or {},
             monotonic=lambda: Watched.now,
             wall=wall,
@@ -62,7 +62,6 @@ def make_signals(tmp_path: Path) -> Iterator[Make]:
             state_dir=tmp_path,
             upstreams=["payments"],
             subsystems={"payments": "billing"},
-            redact_paths=redact_paths,
             version="1.2.3",
             server_id="sidecar-1",
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 from aiohttp import web
 
 from config.addresses import is_loopback
-from config.loader import Loaded
 from sidecar.admin.access import Access
 from sidecar.admin.breakers import Breakers
 from sidecar.admin.changes import Changes
@@ -16,8 +15,7 @@ from sidecar.admin.errors import Errors
 from sidecar.admin.events import LiveEvents
 from sidecar.admin.guard import Guard
 from sidecar.admin.measures import Measures
-from sidecar.admin.openapi import OpenApi
-from sidecar.admin.probes import Probes
+from sidecar.admin.probes import FOR_ANYONE, Probes
 from sidecar.admin.retries import Retries
 from sidecar.admin.route import BODY_LIMIT, Route
 from sidecar.admin.sessions import Sessions
@@ -25,23 +23,23 @@ from sidecar.admin.settings import EffectiveSettings
 from sidecar.admin.upstreams import Upstreams
 from sidecar.live import LiveFacts
 from sidecar.proxy import Proxy
+from sidecar.reloading import Reloading
 from telemetry.live import families
 
 
 class Api:
     """`not_ready` says None, or why not."""
 
-    def __init__(self, proxy: Proxy, loaded: Loaded) -> None:
+    def __init__(self, proxy: Proxy, reloading: Reloading) -> None:
         self._proxy = proxy
         self.not_ready: str | None = "starting"
         facts = LiveFacts(proxy, lambda: self.not_ready)
         proxy.metrics.live = lambda: families(facts)
         self.events = LiveEvents(proxy)
         changes = Changes(proxy)
-        openapi = OpenApi(proxy)
         self.routes: tuple[Route, ...] = (
-            *Probes(proxy, lambda: self.not_ready).routes(),
-            *EffectiveSettings(proxy, loaded).routes(),
+            *Probes(proxy, lambda: self.not_ready, reloading).routes(),
+            *EffectiveSettings(proxy, reloading, changes).routes(),
             *Upstreams(proxy).routes(),
             *Breakers(proxy, changes).routes(),
             *Retries(proxy, changes).routes(),
@@ -49,9 +47,7 @@ class Api:
             *self.events.routes(),
             *Measures(proxy).routes(),
             *Errors(proxy).routes(),
-            *openapi.routes(),
         )
-        openapi.described = self.routes
 
     def application(self, *, probes_only: bool = False) -> web.Application:
         """For one listener; `probes_only` for the one that others than this machine may reach."""
@@ -64,7 +60,9 @@ class Api:
                 app.router.add_get(route.path, route.serve)  # and HEAD
             else:
                 app.router.add_route(route.method, route.path, route.serve)
-        if not probes_only:
+        if probes_only:
+            app[FOR_ANYONE] = True
+        else:
             app.on_shutdown.append(self._stop)
         return app
 

@@ -6,7 +6,7 @@ Law: what is shown is the registry's data and nothing else; whoever prefers HTML
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from aiohttp import web
 
@@ -48,7 +48,11 @@ class Errors:
     """The handlers."""
 
     def __init__(self, proxy: Proxy) -> None:
-        self._registry = proxy.registry
+        self._proxy = proxy
+
+    @property
+    def _registry(self) -> Mapping[str, ErrorCode]:
+        return self._proxy.registry
 
     def routes(self) -> Iterator[Route]:
         yield Route("GET", "/errors", "Every error code.", self.all, ErrorList, also=(HTML,))

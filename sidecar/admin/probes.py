@@ -14,12 +14,25 @@ from sidecar import clock
 from sidecar.admin.fields import Answer, NoBody, NoQuery
 from sidecar.admin.route import Call, Route, Told, json_response
 from sidecar.proxy import Proxy
+from sidecar.reloading import Reloading
+
+FOR_ANYONE = web.AppKey("for_anyone", bool)
+"""Set on the application of the `probes` listener, which others than operators may reach."""
 
 
 class Alive(Answer):
     """The process answers."""
 
     status: Literal["alive"] = "alive"
+
+
+class ConfigurationState(Answer):
+    """Why what was read last is not all in force. The sidecar runs on with what was in force before, and is ready."""
+
+    needs_restart: tuple[str, ...]
+    """Keys that are another in the file than in force."""
+    refused: str | None
+    """What is wrong with the configuration that was read last; on the `probes` listener, that something is."""
 
 
 class Ready(Answer):
@@ -30,25 +43,22 @@ class Ready(Answer):
     """Why not."""
     store: str | None = None
     """Why nothing can be kept at the moment; null while all is well. Traffic goes on meanwhile."""
+    configuration: ConfigurationState | None = None
+    """Not there while the configuration that was read last is in force."""
 
 
 class Probes:
     """`not_ready` says None, or why not."""
 
-    def __init__(self, proxy: Proxy, not_ready: Callable[[], str | None]) -> None:
+    def __init__(self, proxy: Proxy, not_ready: Callable[[], str | None], reloading: Reloading) -> None:
         self._proxy = proxy
         self._not_ready = not_ready
+        self._reloading = reloading
 
     def routes(self) -> Iterator[Route]:
         yield Route("GET", "/livez", "Whether the process answers.", self.livez, Alive, probe=True)
         yield Route(
-            "GET",
-            "/readyz",
-            "Whether new requests are accepted.",
-            self.readyz,
-            Ready,
-            otherwise={503: Ready},
-            probe=True,
+            "GET", "/readyz", "Whether new requests are accepted.", self.readyz, Ready, probe=True, refusals=(503,)
         )
         yield Route(
             "GET",
@@ -65,10 +75,20 @@ class Probes:
 
     async def readyz(self, call: Call[NoQuery, NoBody]) -> Told:
         reason, problem = self._not_ready(), self._proxy.kept.problem
-        degraded = {} if problem is None else {"store": f"degraded: {problem}"}
-        if reason is None:
-            return {"status": "ready", **degraded}
-        return json_response({"status": "not ready", "reason": reason, **degraded}, status=503)
+        told: dict[str, Any] = {"status": "ready"} if reason is None else {"status": "not ready", "reason": reason}
+        if problem is not None:
+            told["store"] = f"degraded: {problem}"
+        if self._reloading.refused is not None or self._reloading.needs_restart:
+            told["configuration"] = self._configuration(open_to_all=FOR_ANYONE in call.request.app)
+        return json_response(told, 200 if reason is None else 503)
+
+    def _configuration(self, *, open_to_all: bool) -> dict[str, Any]:
+        refused = self._reloading.refused
+        why = None
+        if refused is not None:
+            told = "the configuration that was read last is not valid; GET /readyz on the admin port says why"
+            why = told if open_to_all else self._proxy.signals.redactor.text(refused.why)
+        return {"needs_restart": self._reloading.needs_restart, "refused": why}
 
     async def metrics(self, call: Call[NoQuery, NoBody]) -> Told:
         """Rendered in slices, so that a scrape of many upstreams does not hold up the traffic."""

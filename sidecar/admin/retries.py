@@ -49,7 +49,6 @@ class Retries:
             Switch,
             body=SwitchOrder,
             parts={"action": "`enable` or `disable`."},
-            one_of={"action": _ACTIONS},
             refusals=(404, 413, 415),
         )
 

@@ -1,6 +1,6 @@
 """What is in force: the effective configuration, and its policies with who uses them.
 
-Law: reads only; secrets are masked by the models that hold them.
+Law: secrets are masked by the models that hold them. What is in force changes in `sidecar/reloading.py` only.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from config.loader import Loaded
 from config.model import SHIPPED, Settings
 from config.policy import Policy
-from sidecar.admin.fields import Answer, NoBody, NoQuery
-from sidecar.admin.problem import unknown
+from sidecar.admin.changes import Changes
+from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Text
+from sidecar.admin.problem import FieldError, Problem, unknown
 from sidecar.admin.route import Call, Route, Told
 from sidecar.proxy import Proxy
+from sidecar.reloading import NotApplied, Reloading
 
 
 class Configuration(Answer):
@@ -25,7 +26,33 @@ class Configuration(Answer):
     settings: Mapping[str, Any]
     """As in the file, complete; `sidecar schema` describes it."""
     origins: Mapping[str, str]
-    """By dotted key: default, file or environment."""
+    """By dotted key: default, file, environment or runtime."""
+    needs_restart: tuple[str, ...]
+    """Keys that are another in the file than in force, because they are read only at the start."""
+
+
+class ChangeShown(Answer):
+    """One key that is another now."""
+
+    key: str
+    before: Any
+    after: Any
+
+
+class ReloadShown(Answer):
+    """What a reload did."""
+
+    file: str | None
+    changed: tuple[ChangeShown, ...]
+    needs_restart: tuple[str, ...]
+    """Keys that are another in the file than in force; a restart puts them in force."""
+
+
+class ReloadOrder(Body):
+    """May be left out."""
+
+    reason: Text = ""
+    """For the log and the audit."""
 
 
 class PolicyShown(Answer):
@@ -51,12 +78,22 @@ class Policies(Answer):
 class EffectiveSettings:
     """The handlers."""
 
-    def __init__(self, proxy: Proxy, loaded: Loaded) -> None:
+    def __init__(self, proxy: Proxy, reloading: Reloading, changes: Changes) -> None:
         self._proxy = proxy
-        self._loaded = loaded
+        self._reloading = reloading
+        self._changes = changes
 
     def routes(self) -> Iterator[Route]:
         yield Route("GET", "/config", "The configuration in force.", self.config, Configuration)
+        yield Route(
+            "POST",
+            "/reload",
+            "Read the configuration file again and put it in force.",
+            self.reload,
+            ReloadShown,
+            body=ReloadOrder,
+            refusals=(409, 413, 415),
+        )
         yield Route("GET", "/policies", "Every retry policy, with who uses it.", self.policies, Policies)
         yield Route(
             "GET",
@@ -69,11 +106,33 @@ class EffectiveSettings:
         )
 
     async def config(self, call: Call[NoQuery, NoBody]) -> Told:
+        loaded = self._reloading.loaded
         return {
-            "file": None if self._loaded.path is None else str(self._loaded.path),
-            "settings": self._loaded.settings.model_dump(mode="json"),
-            "origins": self._loaded.origins,
+            "file": None if loaded.path is None else str(loaded.path),
+            "settings": loaded.settings.model_dump(mode="json"),
+            "origins": loaded.origins,
+            "needs_restart": self._reloading.needs_restart,
         }
+
+    async def reload(self, call: Call[NoQuery, ReloadOrder]) -> Told:
+        path = self._reloading.loaded.path
+        try:
+            done = await self._reloading.reload("POST /reload")
+        except NotApplied as refused:
+            raise not_applied(refused) from None
+        await self._changes.note(
+            call.request,
+            "reloaded",
+            about="the configuration",
+            before={change.key: change.before for change in done.changed},
+            after={change.key: change.after for change in done.changed},
+            reason=call.body.reason,
+        )
+        return ReloadShown(
+            file=None if path is None else str(path),
+            changed=tuple(ChangeShown(key=one.key, before=one.before, after=one.after) for one in done.changed),
+            needs_restart=done.needs_restart,
+        )
 
     async def policies(self, call: Call[NoQuery, NoBody]) -> Told:
         users = self._users()
@@ -97,6 +156,20 @@ class EffectiveSettings:
             if entry.policy is not None:
                 places.setdefault(entry.policy, []).append(f"error code {entry.code}")
         return {policy: tuple(named) for policy, named in places.items()}
+
+
+def not_applied(refused: NotApplied) -> Problem:
+    """409 with every problem; what was in force still is."""
+    errors = [
+        FieldError(
+            field=problem.key or problem.file or problem.variable or "the configuration",
+            value=problem.value,
+            constraint="configuration",
+            message=str(problem),
+        )
+        for problem in refused.problems
+    ]
+    return Problem(409, "CONFLICT", f"nothing has changed: {refused}", errors)
 
 
 def _shown(name: str, policy: Policy, users: Mapping[str, tuple[str, ...]]) -> PolicyShown:

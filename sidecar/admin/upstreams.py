@@ -167,7 +167,7 @@ class Upstreams:
             subsystem=state.settings.subsystem or state.label,
             policy=state.settings.chosen_policy,
             endpoints=tuple(_endpoints(state, now)),
-            in_flight=state.in_flight,
+            in_flight=state.requests,
             queued=0 if state.turns.bulkhead is None else state.turns.bulkhead.waiting,
             max_in_flight=state.settings.max_in_flight,
             connections=_connections(state),
@@ -217,13 +217,9 @@ def _endpoints(state: UpstreamState, now: float) -> Iterator[EndpointShown]:
 
 
 def _connections(state: UpstreamState) -> ConnectionsShown:
-    pools = tuple(state.pools.values())
-    return ConnectionsShown(
-        active=sum(len(pool.active) for pool in pools),
-        idle=sum(pool.idle for pool in pools),
-        opened=sum(pool.connects for pool in pools),
-        failed=sum(pool.connect_failures for pool in pools),
-    )
+    active, idle = state.connections
+    opened, failed = state.connects
+    return ConnectionsShown(active=active, idle=idle, opened=opened, failed=failed)
 
 
 def _sum(outcomes: Mapping[str, int], words: frozenset[str]) -> int:

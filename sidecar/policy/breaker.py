@@ -222,6 +222,13 @@ class Breaker:
 
     # ---- ordered by an operator ------------------------------------------------------------------------------
 
+    def configure(self, settings: Settings) -> None:
+        """Other thresholds, from now on. The state stays, and so does what was counted, unless it is counted over
+        another `window` now."""
+        if settings.window != self._settings.window:
+            self._window = Window(settings.window)
+        self._settings = settings
+
     def force_open(self, now: float, reason: str, ttl: float = inf) -> None:
         self._move(now)
         self.forced = Forced(OPEN, now + ttl, reason)

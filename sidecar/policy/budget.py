@@ -15,16 +15,23 @@ from sidecar.policy.window import RollingCount
 class RetryBudget:
     """The budget of one upstream."""
 
-    __slots__ = ("_floor", "_ratio", "_requests", "_retries", "request")
+    __slots__ = ("_floor", "_ratio", "_requests", "_retries", "_window", "request")
 
     def __init__(self, settings: Settings) -> None:
+        self._window = 0.0
+        self.configure(settings)
+
+    def configure(self, settings: Settings) -> None:
+        """Also while it is in use: what was counted stays, unless it is counted over another `window` now."""
         self._ratio = settings.ratio
         # The allowance must not hang on the last bit of a product such as 0.1 * 30.
         self._floor = settings.min_per_second * settings.window + 1e-9
-        self._requests = RollingCount(settings.window)
-        self._retries = RollingCount(settings.window)
-        self.request = self._requests.add
-        """`request(now)`: a first attempt is sent. Bound, because it is on the path of every request."""
+        if settings.window != self._window:
+            self._window = settings.window
+            self._requests = RollingCount(settings.window)
+            self._retries = RollingCount(settings.window)
+            self.request = self._requests.add
+            """`request(now)`: a first attempt is sent. Bound, because it is on the path of every request."""
 
     def try_charge(self, now: float) -> bool:
         """Take one retry out of the budget; False, and nothing taken, when it is spent."""

@@ -31,11 +31,11 @@ def stainless_says_resend(value: bytes) -> bool:
 class SeenKeys:
     """Idempotency keys that came by lately."""
 
-    __slots__ = ("_capacity", "_secret", "_seen", "_ttl")
+    __slots__ = ("_capacity", "_secret", "_seen", "ttl")
 
     def __init__(self, secret: bytes, ttl: float, capacity: int = 10_000) -> None:
         self._secret = secret[:_LONGEST_KEY]
-        self._ttl = ttl
+        self.ttl = ttl
         self._capacity = capacity
         self._seen: OrderedDict[bytes, float] = OrderedDict()
         """Keyed hash → when it last came by; the oldest first."""
@@ -49,7 +49,7 @@ class SeenKeys:
         # Length first, so that no two pairs of scope and key can look the same.
         digest = blake2b(b"%d:%b%b" % (len(scope), scope, key), digest_size=_DIGEST, key=self._secret).digest()
         seen = self._seen
-        while seen and now - next(iter(seen.values())) >= self._ttl:
+        while seen and now - next(iter(seen.values())) >= self.ttl:
             seen.popitem(last=False)
         before = digest in seen
         seen[digest] = now

@@ -54,9 +54,22 @@ class Bulkhead:
         if place in self._waiting:
             del self._waiting[place]
             return None
-        if not self._waiting:
+        if not self._waiting or self.in_flight > self._max_in_flight:  # the limit may have been lowered
             self.in_flight -= 1
             return None
+        return self._grant_next()
+
+    def configure(self, max_in_flight: int, max_queue: int) -> list[Place]:
+        """Other limits, from now on; whoever has a place keeps it. Returns the places granted by this."""
+        self._max_in_flight = max_in_flight
+        self._max_queue = max_queue
+        granted = []
+        while self._waiting and self.in_flight < max_in_flight:
+            self.in_flight += 1
+            granted.append(self._grant_next())
+        return granted
+
+    def _grant_next(self) -> Place:
         following = next(iter(self._waiting))
         del self._waiting[following]
         following.granted = True

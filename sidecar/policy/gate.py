@@ -8,6 +8,7 @@ itself is done by the exchange: here are only the order, and who may go.
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import inf
 
 from config.breaker import RateLimitGate as Settings
 
@@ -39,16 +40,23 @@ class Gate:
     __slots__ = ("_enabled", "_max_keys", "_max_queue", "_pauses", "_waiting", "paused", "pauses")
 
     def __init__(self, settings: Settings) -> None:
-        self._enabled = settings.enabled
-        self._max_queue = settings.max_queue
-        # More keys than can have somebody waiting, so that there is always one to drop that nobody waits for.
-        self._max_keys = max(_FEWEST_KEYS, settings.max_queue + 1)
         self._pauses: dict[bytes, _Pause] = {}
         self.paused: Collection[bytes] = self._pauses
         """The keys that wait; empty while nothing is paused, and then the exchange need not even work out a key."""
         self._waiting = 0
         self.pauses = 0
         """How often a key was paused that was not."""
+        self.configure(settings)
+
+    def configure(self, settings: Settings) -> None:
+        """Also while it is in use: who waits goes on waiting, unless there is no gate any more."""
+        self._enabled = settings.enabled
+        self._max_queue = settings.max_queue
+        # More keys than can have somebody waiting, so that there is always one to drop that nobody waits for.
+        self._max_keys = max(_FEWEST_KEYS, settings.max_queue + 1, self._waiting + 1)
+        if not self._enabled:
+            for pause in self._pauses.values():
+                pause.until = -inf
 
     @property
     def waiting(self) -> int:

@@ -30,11 +30,14 @@ class StageBudgets:
     __slots__ = ("_capacity", "_limits", "_ttl", "_workflows")
 
     def __init__(self, stages: Mapping[str, int], ttl: float, capacity: int) -> None:
+        self.configure(stages, ttl, capacity)
+        self._workflows: OrderedDict[str, _Workflow] = OrderedDict()
+        """The least recently used first."""
+
+    def configure(self, stages: Mapping[str, int], ttl: float, capacity: int) -> None:
         self._limits = dict(stages)
         self._ttl = ttl
         self._capacity = capacity
-        self._workflows: OrderedDict[str, _Workflow] = OrderedDict()
-        """The least recently used first."""
 
     def __len__(self) -> int:
         return len(self._workflows)
@@ -48,7 +51,7 @@ class StageBudgets:
         entry = self._workflows.get(workflow)
         if entry is None:
             entry = self._workflows[workflow] = _Workflow()
-            if len(self._workflows) > self._capacity:
+            while len(self._workflows) > self._capacity:
                 self._workflows.popitem(last=False)
         else:
             self._workflows.move_to_end(workflow)

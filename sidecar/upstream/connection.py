@@ -19,7 +19,6 @@ import httptools
 from sidecar.clock import Ticker
 from sidecar.failures import AttemptFailed, UploadBroken
 from sidecar.headers import ResponseFields
-from sidecar.turn import Gathering, Turn, released
 from sidecar.upstream.answer import WAITING_BODY, AnswerReader, Owner, Sink
 from telemetry.record import CONNECTED, PARTLY_SENT, SENT
 
@@ -37,7 +36,6 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         "_loop",
         "_progress",
         "_ticker",
-        "_turn",
         "_write_paused",
         "_wrote",
         "address",
@@ -52,20 +50,11 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
     )
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        ticker: Ticker,
-        turn: Turn,
-        head_limit: int,
-        buffer_limit: int,
-        body_idle: float,
+        self, loop: asyncio.AbstractEventLoop, ticker: Ticker, head_limit: int, buffer_limit: int, body_idle: float
     ) -> None:
         self._loop = loop
         self._ticker = ticker
-        self._turn = turn
-        self._head_limit = head_limit
-        self._buffer_limit = buffer_limit
-        self._body_idle = body_idle
+        self.configure(head_limit, buffer_limit, body_idle)
         self._parser = httptools.HttpResponseParser(self)
         self.transport = None
         self.address = ""
@@ -92,6 +81,12 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         self._reset_unusual()
 
     # ---- an attempt ------------------------------------------------------------------------------------------
+
+    def configure(self, head_limit: int, buffer_limit: int, body_idle: float) -> None:
+        """Also between two attempts, when settings have changed."""
+        self._head_limit = head_limit
+        self._buffer_limit = buffer_limit
+        self._body_idle = body_idle
 
     def begin(self, owner: Owner, *, bodyless: bool, deadline: float) -> None:
         """Get ready for one request. `owner` is woken with a whole small answer, or the head of a large one."""
@@ -229,7 +224,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         """The transport, for a tunnel, with the bytes that arrived behind the answer."""
         assert self.transport is not None
         del self._parser  # as in `connection_lost`, which nobody will call now
-        return released(self.transport), self.tail
+        return self.transport, self.tail
 
     @property
     def phase(self) -> int:
@@ -279,7 +274,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
     # ---- the transport's side --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = Gathering(cast(asyncio.Transport, transport), self._turn, self._turn.requests)
+        self.transport = cast(asyncio.Transport, transport)
         # More than asyncio's 64 KiB: fewer pauses on fast uploads, still bounded.
         self.transport.set_write_buffer_limits(high=WAITING_BODY)
 

@@ -2,6 +2,8 @@
 
 Law: what an app wrote (an authority, a Host, a path) is looked at once and remembered, bounded. Hosts that no
 configured upstream lists get an automatic one; their number, and the number of labels they may take, is bounded.
+A directory never changes its settings: others make another directory, which takes over from the one before. Nothing
+refers back to the one before but the requests that are under way in it, so that it goes when they end.
 """
 
 from __future__ import annotations
@@ -26,20 +28,28 @@ _AUTOMATIC_UPSTREAMS = 1024
 class Directory:
     """All upstreams, found by what the app wrote."""
 
-    def __init__(self, wiring: Wiring, egress: Egress) -> None:
+    def __init__(self, wiring: Wiring, egress: Egress, before: Directory | None = None) -> None:
         self._wiring = wiring
         self._egress = egress
-        self._tls = TlsContexts()
+        self._tls: TlsContexts = TlsContexts(None if before is None else before._tls)
+        if before is not None:
+            for name, upstream in wiring.settings.upstreams.items():
+                self._tls.prepare(name, upstream)  # what can be wrong is found before anything is taken over
         self.router = Router(wiring.settings)
-        self.configured = {
-            name: UpstreamState(name, name, upstream, self._rules(name, upstream), wiring, self._tls)
+        known = {} if before is None else before.configured
+        self.configured: dict[str, UpstreamState] = {
+            name: UpstreamState(name, name, upstream, self._rules(name, upstream), wiring, self._tls, known.get(name))
             for name, upstream in wiring.settings.upstreams.items()
         }
         self._automatic_rules = self._rules("", AUTOMATIC)
         self._automatic: dict[str, UpstreamState] = {}
         self._labels: set[str] = set()
         self.label_overflows = 0
-        self._fallbacks: dict[str, Destination] = {}
+        if before is not None:
+            self._take_over(before)
+        for state in self.configured.values():
+            if state.settings.fallback is not None:
+                state.fallback = self._routed_destination(self.configured[state.settings.fallback])
         self._by_authority: dict[bytes, Destination] = {}
         self.hosts: dict[bytes | None, Destination | None] = {}
         """What `by_host` has found so far, for whoever looks often."""
@@ -102,27 +112,37 @@ class Directory:
             self._remember(key, found)
         return found
 
-    def fallback(self, name: str) -> Destination:
-        """Where the calls of an upstream go whose breakers are all open."""
-        found = self._fallbacks.get(name)
-        if found is None:
-            found = self._fallbacks[name] = self._routed_destination(self.configured[name])
-        return found
-
     def sweep(self, now: float) -> None:
         """Once a second: what time alone does to pools, gates and breakers."""
         for state in self.states():
-            for pool in state.pools.values():
-                pool.sweep(now)
-            if state.turns.gate.paused:
-                state.turns.release()
-            for _, breaker in state.breakers():
-                breaker.state(now)
+            state.sweep(now)
 
     def close(self) -> None:
         for state in self.states():
-            for pool in state.pools.values():
-                pool.close()
+            state.close()
+
+    def _take_over(self, before: Directory) -> None:
+        """What the upstreams of the directory before have and know. An open connection was let through by the egress
+        rules of its time: where those have changed, none is used on."""
+        connections = before._wiring.settings.egress == self._wiring.settings.egress
+        for name, state in self.configured.items():
+            known = before.configured.get(name)
+            if known is not None:
+                state.take_over(known, self.router, connections=connections)
+        self._labels, self.label_overflows = before._labels, before.label_overflows
+        for key, known in before._automatic.items():
+            host, port = parse_authority(key)
+            if self._egress.configured_only or self.router.by_host(host, port) is not None:
+                known.close()
+                continue
+            state = self._automatic[key] = UpstreamState(
+                key, known.label, AUTOMATIC, self._automatic_rules, self._wiring, self._tls, known
+            )
+            state.take_over(known, None, connections=connections)
+        for name, known in before.configured.items():
+            if name not in self.configured:
+                known.close()
+        self._tls.forget_before()
 
     def _rules(self, name: str, upstream: Upstream) -> Rules:
         wiring = self._wiring
@@ -176,14 +196,13 @@ class Directory:
         return key
 
     def _drop_least_recent(self) -> None:
-        unused = [state for state in self._automatic.values() if state.in_flight == 0]
+        unused = [state for state in self._automatic.values() if state.requests == 0]
         if not unused:
             raise Refused(
                 "OVERLOADED", "too many different hosts are being called at once", reason="hosts", retry_after=1
             )
         oldest = min(unused, key=lambda state: state.last_used)
-        for pool in oldest.pools.values():
-            pool.close()
+        oldest.close()
         del self._automatic[oldest.name]
         self._by_authority.clear()  # may still lead to the dropped one
 

@@ -20,7 +20,6 @@ from sidecar.clock import Ticker
 from sidecar.policy.breaker import Breaker
 from sidecar.policy.stages import StageBudgets
 from sidecar.routing import Origin
-from sidecar.turn import Turn
 from sidecar.upstream.connection import UpstreamConnection
 from sidecar.upstream.dial import Dialler
 from sidecar.upstream.tls import ResumingContext
@@ -38,7 +37,6 @@ class Wiring:
 
     loop: asyncio.AbstractEventLoop
     ticker: Ticker
-    turn: Turn
     dialler: Dialler
     settings: Settings
     via_line: bytes
@@ -55,6 +53,7 @@ class Pool:
         "_idle",
         "_proxy",
         "_server_name",
+        "_successor",
         "_timeouts",
         "_tls",
         "_wiring",
@@ -83,10 +82,30 @@ class Pool:
         self._tls = tls
         self._server_name = server_name
         self._idle: list[UpstreamConnection] = []
+        self._successor: Pool | None = None
         self.active: set[UpstreamConnection] = set()
         self.closed = False
         self.connects = 0
         self.connect_failures = 0
+
+    def under(self, wiring: Wiring, timeouts: Timeouts) -> Pool:
+        """The pool of the same origin under other settings. Idle connections go there at once, those in use when their
+        exchange gives them back: it ends, and dials if it has to, under the settings it began with."""
+        pool = Pool(wiring, self.origin, timeouts, self._tls, self._server_name, self._proxy)
+        pool.connects, pool.connect_failures = self.connects, self.connect_failures
+        pool._idle, self._idle = self._idle, []
+        for connection in pool._idle:
+            pool._configure(connection)
+        self._successor = pool
+        self.closed = True
+        return pool
+
+    def speaks_with(self, tls: ResumingContext | None) -> bool:
+        return self._tls is tls
+
+    def _configure(self, connection: UpstreamConnection) -> None:
+        limits = self._wiring.settings.limits
+        connection.configure(limits.head_bytes, limits.buffer_response_bytes, self._timeouts.body_idle)
 
     @property
     def idle(self) -> int:
@@ -109,12 +128,7 @@ class Pool:
 
         def make() -> UpstreamConnection:
             return UpstreamConnection(
-                wiring.loop,
-                wiring.ticker,
-                wiring.turn,
-                limits.head_bytes,
-                limits.buffer_response_bytes,
-                self._timeouts.body_idle,
+                wiring.loop, wiring.ticker, limits.head_bytes, limits.buffer_response_bytes, self._timeouts.body_idle
             )
 
         try:
@@ -143,10 +157,22 @@ class Pool:
             connection.abort()
             return
         if self.closed or len(self._idle) >= _KEPT_IDLE:
-            connection.abort()
+            self._hand_on(connection, now)
             return
         connection.idle_since = now
         self._idle.append(connection)
+
+    def _hand_on(self, connection: UpstreamConnection, now: float) -> None:
+        """No place for it here: to the pool that came after this one, if there is one."""
+        pool = self
+        while pool._successor is not None:
+            pool = pool._successor
+        if pool.closed or len(pool._idle) >= _KEPT_IDLE:
+            connection.abort()
+            return
+        pool._configure(connection)
+        connection.idle_since = now
+        pool._idle.append(connection)
 
     def discard(self, connection: UpstreamConnection) -> None:
         """Out of the pool for good: it failed, or it became a tunnel."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ssl
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 from config.model import Upstream
@@ -41,18 +42,51 @@ class ResumingContext(ssl.SSLContext):
             self._sessions.popitem(last=False)
 
 
+class UnusableCertificates(Exception):
+    """Which, and why."""
+
+
 class TlsContexts:
     """One context per distinct combination of settings, made when first needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: TlsContexts | None = None) -> None:
+        """`before`: those of the settings that were replaced. What is still right among them is used on."""
         self._made: dict[tuple[object, ...], ResumingContext] = {}
+        self._before: dict[tuple[object, ...], ResumingContext] = {} if before is None else before._made
 
     def for_upstream(self, upstream: Upstream) -> ResumingContext:
-        key = (upstream.ca_bundle, upstream.client_cert, upstream.insecure_skip_verify)
+        certificate = upstream.client_cert
+        files = (upstream.ca_bundle, *((certificate.cert, certificate.key) if certificate is not None else ()))
+        key = (files, upstream.insecure_skip_verify, *map(_version, files))
         context = self._made.get(key)
         if context is None:
-            context = self._made[key] = _make(upstream)
+            context = self._made[key] = self._before.get(key) or _make(upstream)
         return context
+
+    def prepare(self, name: str, upstream: Upstream) -> None:
+        """Read the files that an upstream names, while it is still possible to say no."""
+        if upstream.ca_bundle is None and upstream.client_cert is None:
+            return
+        try:
+            self.for_upstream(upstream)
+        except (OSError, ssl.SSLError) as error:
+            raise UnusableCertificates(
+                f"upstreams.{name}: its `ca_bundle` or `client_cert` cannot be used: {error}; give it PEM files, and "
+                "with a certificate the key that belongs to it"
+            ) from error
+
+    def forget_before(self) -> None:
+        """What nobody asked for by now was for settings, or for certificates, that are no more."""
+        self._before = {}
+
+
+def _version(file: Path | None) -> tuple[int, int] | None:
+    """Changes with the content of a file: certificates are renewed in place."""
+    try:
+        seen = None if file is None else file.stat()
+    except OSError:
+        return None
+    return None if seen is None else (seen.st_mtime_ns, seen.st_ino)
 
 
 def _make(upstream: Upstream) -> ResumingContext:

@@ -8,6 +8,7 @@ went away, leaves no trace.
 from __future__ import annotations
 
 import asyncio
+import sys
 
 from config.model import Upstream
 from sidecar import clock
@@ -32,6 +33,22 @@ class Turns:
         self.bulkhead: Bulkhead | None = None
         if settings.max_in_flight is not None:
             self.bulkhead = Bulkhead(settings.max_in_flight, settings.max_queue)
+
+    def under(self, settings: Upstream) -> Turns:
+        """The same queues under other settings: whoever stands in one keeps their turn."""
+        turns = Turns(self._loop, settings)
+        turns._futures = self._futures
+        turns.gate = self.gate
+        turns.gate.configure(settings.rate_limit_gate)
+        if self.bulkhead is not None:
+            # Without a limit all who wait may go; those inside give their places back to the old one.
+            most = sys.maxsize if settings.max_in_flight is None else settings.max_in_flight
+            for place in self.bulkhead.configure(most, settings.max_queue):
+                self._wake(place)
+            if settings.max_in_flight is not None:
+                turns.bulkhead = self.bulkhead
+        turns.release()
+        return turns
 
     @property
     def waiting(self) -> int:

@@ -262,8 +262,8 @@ def under_way(sidecar: Running) -> list[str]:
     for state in proxy.directory.states():
         turns = state.turns
         held = {
-            "in_flight": state.in_flight,
-            "active connections": sum(len(pool.active) for pool in state.pools.values()),
+            "in_flight": state.requests,
+            "active connections": state.connections[0],
             "waiting for a turn": turns.waiting,
             "at the gate": turns.gate.waiting,
             "places": turns.bulkhead.in_flight + turns.bulkhead.waiting if turns.bulkhead is not None else 0,

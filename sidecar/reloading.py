@@ -1,0 +1,199 @@
+"""The configuration in force, and how another one takes its place.
+
+Law: a configuration is read and validated whole, away from the event loop, before anything is touched; then it is put
+in force between two events of the loop. Requests under way end under the one they began with. One that is not valid
+changes nothing and is remembered as `refused` until a valid one comes. What is read only at the start stays as it is,
+and is told as `needs_restart`. One change at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+
+from config.changes import AT_START, Change, at_start_only, changes, without_restart
+from config.loader import ConfigError, Loaded, Origin, load
+from config.problems import Problem, dotted
+from config.runtime import NOTHING_SET, Runtime
+from sidecar import clock
+from sidecar.inbound import Downstream
+from sidecar.proxy import Proxy
+from sidecar.upstream.tls import UnusableCertificates
+from sidecar.watching import content
+
+_TOLD = 8
+
+
+class NotApplied(Exception):
+    """A configuration was refused; nothing has changed. `problems` says why, one by one."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """What a reload did."""
+
+    changed: tuple[Change, ...]
+    needs_restart: tuple[str, ...]
+    """Keys that are another in the file than in force."""
+
+    @property
+    def summary(self) -> str:
+        keys = [change.key for change in self.changed]
+        more = f" and {len(keys) - _TOLD} more" if len(keys) > _TOLD else ""
+        told = f"{', '.join(keys[:_TOLD])}{more} changed" if keys else "nothing changed"
+        if self.needs_restart:
+            told += f"; restart the sidecar to put {', '.join(self.needs_restart)} in force"
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why the configuration that was read last is not in force."""
+
+    at: float
+    """Wall time."""
+    why: str
+
+
+Kept = Callable[[Runtime], Awaitable[None]]
+"""Makes what was set at run time outlive a restart."""
+
+
+class Reloading:
+    """See the module's law."""
+
+    def __init__(self, proxy: Proxy, loaded: Loaded, environ: Mapping[str, str]) -> None:
+        self._proxy = proxy
+        self._environ = environ
+        self._one_at_a_time = asyncio.Lock()
+        self.loaded = loaded
+        """In force."""
+        self.runtime = NOTHING_SET
+        self.needs_restart: tuple[str, ...] = ()
+        self.refused: Refused | None = None
+        self.last_read = loaded.text
+        """What the file held when it was last read, valid or not."""
+        self.configured_retries = loaded.settings.retries_enabled
+        """The kill switch as the file has it."""
+
+    async def reload(self, why: str) -> Reloaded:
+        """Read the file again. `why` is for people: a signal, a changed file, an operator. Raises NotApplied."""
+        async with self._one_at_a_time:
+            path, loop = self.loaded.path, asyncio.get_running_loop()
+            self.last_read = None if path is None else await loop.run_in_executor(None, content, path)
+            try:
+                _, loaded = await self._read(_as_it_is, self.loaded.text if path is None else None)
+                done = self._put_in_force(loaded)
+            except NotApplied as refused:
+                self._refuse(refused, why)
+                raise
+            self.refused = None
+            self._tell(done, why)
+            return done
+
+    async def begin_with(self, runtime: Runtime) -> None:
+        """At the start: what operators had set before it. Where the file does not go with it any more, the file alone
+        is in force, and that is told."""
+        async with self._one_at_a_time:
+            self.runtime = runtime
+            if not runtime:
+                return
+            try:
+                self._put_in_force((await self._read(_as_it_is, self.loaded.text))[1])
+            except NotApplied as refused:
+                self._refuse(refused, "what was set at run time, before this start")
+
+    async def set(self, change: Callable[[Runtime], Runtime], keep: Kept, why: str) -> Reloaded:
+        """Change what is set at run time, over the file that is in force, whatever has become of it on disk since.
+        Raises NotApplied; and whatever `keep` raises, and then nothing has changed either."""
+        async with self._one_at_a_time:
+            runtime, loaded = await self._read(change, self.loaded.text)
+            await keep(runtime)
+            try:
+                done = self._put_in_force(loaded)
+            except NotApplied:
+                await keep(self.runtime)
+                raise
+            self.runtime = runtime
+            self._tell(done, why)
+            return done
+
+    def switch_retries(self, enabled: bool, runtime: Runtime) -> None:
+        """The kill switch: at once, and without reading anything."""
+        settings = self._proxy.settings.model_copy(update={"retries_enabled": enabled})
+        before = self.loaded.origins.get("retries_enabled", "default")
+        origin: Origin = "runtime" if runtime.retries_enabled is not None else before
+        self.runtime = runtime
+        self.loaded = replace(
+            self.loaded, settings=settings, origins={**self.loaded.origins, "retries_enabled": origin}
+        )
+        self._proxy.settings = settings
+        self._proxy.retries_enabled = enabled
+
+    async def _read(self, change: Callable[[Runtime], Runtime], text: bytes | None) -> tuple[Runtime, Loaded]:
+        """In a thread: it takes a while, and the kill switch does not wait for it. The file must be valid alone too, or
+        the next start would fail."""
+        path, environ, loop = self.loaded.path, self._environ, asyncio.get_running_loop()
+        while True:
+            before = self.runtime
+            runtime = change(before)
+            try:
+                alone = loaded = await loop.run_in_executor(None, load, path, environ, NOTHING_SET, text)
+                if runtime:
+                    loaded = await loop.run_in_executor(None, load, path, environ, runtime, alone.text)
+            except ConfigError as wrong:
+                raise NotApplied(wrong.problems) from None
+            if self.runtime is before:
+                self.configured_retries = alone.settings.retries_enabled
+                return runtime, loaded
+
+    def _put_in_force(self, loaded: Loaded) -> Reloaded:
+        before = self._proxy.settings
+        settings, wrong = without_restart(before, loaded.settings)
+        needs_restart = at_start_only(before, loaded.settings)
+        if wrong:
+            raise NotApplied(tuple(_needs_restart_first(problem.key, problem.message) for problem in wrong))
+        try:
+            self._proxy.apply(settings)
+        except UnusableCertificates as unusable:
+            raise NotApplied((Problem(str(unusable)),)) from None
+        for connection in tuple(self._proxy.downstreams):
+            if isinstance(connection, Downstream):
+                connection.take_limits()
+        self.loaded = replace(loaded, settings=settings, origins=self._origins(loaded, needs_restart))
+        self.needs_restart = needs_restart
+        return Reloaded(changes(before, settings), needs_restart)
+
+    def _origins(self, loaded: Loaded, needs_restart: tuple[str, ...]) -> Mapping[str, Origin]:
+        if not needs_restart:
+            return loaded.origins
+        stays = tuple(dotted(path) for path in AT_START)
+        origins = {key: origin for key, origin in loaded.origins.items() if not key.startswith(stays)}
+        return origins | {key: origin for key, origin in self.loaded.origins.items() if key.startswith(stays)}
+
+    def _refuse(self, refused: NotApplied, why: str) -> None:
+        self.refused = Refused(clock.wall(), str(refused))
+        self._proxy.signals.config_changed(False, str(refused), why=why)
+
+    def _tell(self, done: Reloaded, why: str) -> None:
+        self._proxy.signals.config_changed(
+            True,
+            done.summary,
+            why=why,
+            changed=[change.key for change in done.changed],
+            needs_restart=list(done.needs_restart),
+        )
+
+
+def _needs_restart_first(key: str, message: str) -> Problem:
+    told = f"{message} (with what stays as it is until a restart; restart the sidecar to put this file in force)"
+    return Problem(told, key)
+
+
+def _as_it_is(runtime: Runtime) -> Runtime:
+    return runtime
