@@ -102,9 +102,12 @@ class Line:
     def push(self, count: int) -> None:
         """So many requests and their answers, one after the other."""
         ask, answer = self._downstream.data_received, self._upstream.data_received
+        end_turn = self.proxy.turn.end
         for _ in range(count):
             ask(REQUEST)
+            end_turn()
             answer(ANSWER)
+            end_turn()
         self._pushed += count
 
     def microseconds(self, count: int) -> float:

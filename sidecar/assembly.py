@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import logging
 import os
 import ssl
 from collections.abc import Mapping
@@ -34,6 +35,11 @@ from telemetry.logs import Log
 # Connections that were accepted but not yet served when a drain begins get this long to bring their request.
 _LAST_REQUESTS = 0.5
 _BACKLOG = 4096
+# A query with every parameter at its longest, percent-encoded.
+_ADMIN_TARGET = 65_536
+# What aiohttp would say about bytes that are no HTTP: stacks, in another shape than our lines. They got their 400.
+_UNHEARD = logging.getLogger("sidecar.unheard")
+_UNHEARD.setLevel(logging.CRITICAL + 1)
 
 
 class CannotStart(Exception):
@@ -195,7 +201,14 @@ class Sidecar:
         self, app: web.Application, where: object, role: str, tls: ssl.SSLContext | None = None
     ) -> tuple[str, int]:
         host, port = where.host, where.port  # type: ignore[attr-defined]  # Admin and Probes have both
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=1,
+            logger=_UNHEARD,
+            max_line_size=_ADMIN_TARGET,
+        )
         await runner.setup()
         self._runners.append(runner)
         try:

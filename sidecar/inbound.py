@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 from aiohttp.web_server import Server
@@ -20,6 +20,7 @@ from sidecar import clock
 from sidecar.exchange import Exchange
 from sidecar.failures import Malformed
 from sidecar.request import Request, RequestReader, head_too_large, unparsable
+from sidecar.turn import Gathering, released
 
 if TYPE_CHECKING:
     from sidecar.proxy import Proxy
@@ -97,6 +98,8 @@ class Downstream(RequestReader):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        turn = self.proxy.turn
+        self.transport = Gathering(cast(asyncio.Transport, transport), turn, turn.answers)
         if len(self.proxy.downstreams) > self.proxy.limits.connections:
             self._refuse_connection()
 
@@ -370,7 +373,7 @@ class Downstream(RequestReader):
         self._force_close = True
         self.transport = None
         self._let_go()
-        return transport, tail
+        return released(transport), tail
 
 
 class Listener(Server):

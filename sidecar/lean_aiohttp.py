@@ -1,19 +1,36 @@
-"""Imports aiohttp without the two TLS contexts that it makes for its client, each with every root certificate.
+"""Imports aiohttp without its client: three megabytes of memory, and two TLS contexts with every root certificate.
 
-Law: imported before anything else imports aiohttp, and only by the process itself. The sidecar never uses aiohttp's
-client without a context of its own, so all these would do is take a megabyte and a twentieth of a second at start.
-A client that relied on them after all would find no root to trust, and fail: the safe side.
+Law: imported before anything else imports aiohttp, and only by the process itself. The sidecar uses aiohttp's server;
+its own outgoing side needs nothing of the client. The package is put in place without running its `__init__`, so that
+`aiohttp.web` and the rest are imported as ever, each with what it needs itself; whoever asks for a name of the client
+after all gets the whole package then.
 """
 
 from __future__ import annotations
 
-import ssl
+import mimetypes
 import sys
+from importlib.metadata import version
+from importlib.util import find_spec, module_from_spec
 
+
+def _without_client() -> None:
+    spec = find_spec("aiohttp")
+    assert spec is not None and spec.loader is not None
+    package, loader = module_from_spec(spec), spec.loader
+
+    def whole(name: str) -> object:
+        if name.startswith("__") or find_spec(f"aiohttp.{name}") is not None:
+            raise AttributeError(name)  # of a submodule: the import that asked goes on to import it
+        del vars(package)["__getattr__"]
+        loader.exec_module(package)
+        return getattr(package, name)
+
+    # The server names itself with its version; a module may have a `__getattr__` (PEP 562).
+    vars(package).update(__version__=version("aiohttp"), __getattr__=whole)
+    sys.modules["aiohttp"] = package
+
+
+mimetypes.init(())  # what it knows by itself: no files are served, and the machine's list of types is long
 if "aiohttp" not in sys.modules:
-    _usual = ssl.create_default_context
-    ssl.create_default_context = lambda *_, **__: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        import aiohttp  # noqa: F401  # for what importing it does
-    finally:
-        ssl.create_default_context = _usual
+    _without_client()

@@ -59,8 +59,12 @@ class LiveFacts:
         if durable is None:
             return None
         stats = durable.listing.stats
+        waiting: dict[str, tuple[int, float | None]] = {
+            state.label: (0, None) for state in self._proxy.directory.states()
+        }
+        waiting |= {label: (count, stats.oldest.get(label)) for label, count in stats.waiting.items()}
         return LiveDeadLetters(
-            waiting={label: (count, stats.oldest.get(label)) for label, count in stats.waiting.items()},
+            waiting=waiting,
             size=stats.bytes,
             capacity=durable.letters.settings.max_bytes,
             disk_free=stats.disk_free,

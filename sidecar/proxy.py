@@ -26,6 +26,7 @@ from sidecar.policy.breaker import Breaker
 from sidecar.policy.caller import SeenKeys
 from sidecar.policy.stages import StageBudgets
 from sidecar.tunnel import Tunnel
+from sidecar.turn import Turn
 from sidecar.upstream.dial import Dialler
 from sidecar.upstream.directory import Directory
 from sidecar.upstream.pool import Wiring
@@ -73,6 +74,7 @@ class Proxy:
         )
         self.metrics = self.signals.metrics
         self.ticker = Ticker(loop)
+        self.turn = Turn(loop)
         self.egress = Egress(settings)
         self.dialler = Dialler(loop, Resolver(lookup), self.egress)
         limits = settings.limits
@@ -114,7 +116,15 @@ class Proxy:
 
     def _wiring(self, settings: Settings, dialler: Dialler, registry: Mapping[str, ErrorCode]) -> Wiring:
         return Wiring(
-            self.loop, self.ticker, dialler, settings, self.via_line, self._make_breaker, registry, self._stages
+            self.loop,
+            self.ticker,
+            self.turn,
+            dialler,
+            settings,
+            self.via_line,
+            self._make_breaker,
+            registry,
+            self._stages,
         )
 
     def _sweep(self, now: float) -> None:

@@ -221,12 +221,13 @@ class Collected:
 
     def _of_stored(self) -> Iterator[Metric]:
         stored = self._metrics.stored
+        # Losses are shown from the start: the first may be a store that cannot be opened, and an alert needs the 0.
+        yield from simple(names.DLQ_REJECTED, _words(stored.rejected))
+        yield from simple(names.DLQ_EVICTED, _words(stored.evicted))
         if "dlq" in stored.parts:
             replays = {(u, word): 0 for u, _ in self._tallies() for word in names.REPLAY_OUTCOMES}
             yield from simple(names.DLQ_ENQUEUED, tuple(stored.enqueued.items()))
             yield from simple(names.DLQ_REPLAYED, tuple((replays | stored.replayed).items()))
-            yield from simple(names.DLQ_REJECTED, _words(stored.rejected))
-            yield from simple(names.DLQ_EVICTED, _words(stored.evicted))
             yield from timed(names.DLQ_WRITE, [((), stored.write, 0, 0)])
         if "idempotency" in stored.parts:
             yield from simple(names.IDEMPOTENCY, _words(stored.lookups))

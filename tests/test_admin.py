@@ -9,6 +9,7 @@ import shutil
 import socket
 from typing import Any
 
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
@@ -114,6 +115,18 @@ async def test_the_documentation_link_of_an_error_leads_to_its_page(start_sideca
     address, path = re.fullmatch(r"http://([^/]+)(/.+)", refused.json["documentation_url"]).groups()
     assert f"127.0.0.1:{sidecar.admin_address[1]}" == address
     assert refused.json["error_code"] == (await admin(sidecar, path)).json["code"]
+
+
+async def test_what_is_no_http_gets_a_400_and_leaves_no_stack_in_the_log(
+    start_sidecar: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
+    sidecar = await start_sidecar()
+    for sent in ("GET / HTTP/1.1\r\nHost: localhost\r\nX: \x00\r\n\r\n", f"GET /{'x' * 70_000} HTTP/1.1\r\n\r\n"):
+        app = await App.connect(sidecar.admin_address)
+        assert 400 == (await app.ask(sent)).status
+        app.close()
+    assert 404 == (await admin(sidecar, f"/{'x' * 60_000}")).status
+    assert [] == caplog.records
 
 
 async def test_an_unknown_path_is_a_404_in_json_that_names_the_known_ones(start_sidecar: Starter) -> None:

@@ -16,6 +16,7 @@ from sidecar.headers import ResponseFields, request_head, trailer_lines, without
 from sidecar.policy.classify import code_of, is_verdict
 from sidecar.request import Request, RequestReader
 from sidecar.routing import Authority, Origin, Router, Routes, origin_path, parse_authority, split_absolute
+from sidecar.turn import Turn
 from sidecar.upstream.connection import UpstreamConnection
 from sidecar.upstream.destination import Choice, Destination
 from tests.conftest import Running, Starter
@@ -290,7 +291,7 @@ def fields(*lines: tuple[bytes, bytes]) -> Request:
 
 def response_fields(*lines: tuple[bytes, bytes]) -> ResponseFields:
     """What is found in the head of a response with these fields."""
-    connection = UpstreamConnection(None, SimpleNamespace(watched=set()), 65_536, 65_536, 60)
+    connection = UpstreamConnection(None, SimpleNamespace(watched=set()), Turn(None), 65_536, 65_536, 60)
     connection.begin(SimpleNamespace(wake=lambda: None), bodyless=True, deadline=1.0)
     connection.data_received(b"HTTP/1.1 200 OK\r\n" + b"".join(b"%b: %b\r\n" % line for line in lines) + b"\r\n")
     assert connection.head is not None

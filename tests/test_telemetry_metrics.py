@@ -540,7 +540,9 @@ def test_what_is_not_there_is_not_shown() -> None:
     metrics = with_live(facts)
     shown = [key[0] for key in all_samples(metrics.registry.collect())]
     for name in (
-        "dlq_",
+        "dlq_entries",
+        "dlq_enqueued",
+        "dlq_size",
         "outbox_",
         "idempotency_",
         "retry_budget",
@@ -554,6 +556,15 @@ def test_what_is_not_there_is_not_shown() -> None:
         value(metrics, "downstream_connections"),
         value(metrics, "label_overflow_total", label="upstream"),
     )
+
+
+def test_losses_of_dead_letters_are_counted_from_zero_before_there_is_a_store() -> None:
+    """An alert sees an increase, and the first loss may be a store that cannot be opened."""
+    metrics = Metrics()
+    assert {0} == {value(metrics, "dlq_rejected_total", reason=word) for word in names.DLQ_REJECTIONS}
+    assert {0} == {value(metrics, "dlq_evicted_total", reason=word) for word in names.DLQ_EVICTIONS}
+    metrics.stored.dead_letter_rejected("disk_error")
+    assert 1 == value(metrics, "dlq_rejected_total", reason="disk_error")
 
 
 def test_dead_letters_and_the_outbox_appear_with_their_owners() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sidecar.clock import Ticker
+from sidecar.turn import Turn
 from sidecar.upstream.connection import UpstreamConnection
 from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App, Reply
@@ -137,7 +138,9 @@ async def test_frames_that_come_with_the_101_are_not_lost_however_many(tunnellin
 
 async def test_a_connection_holds_what_comes_between_the_101_and_its_tunnel() -> None:
     loop = asyncio.get_running_loop()
-    connection = UpstreamConnection(loop, Ticker(loop), head_limit=65_536, buffer_limit=65_536, body_idle=60)
+    connection = UpstreamConnection(
+        loop, Ticker(loop), Turn(loop), head_limit=65_536, buffer_limit=65_536, body_idle=60
+    )
     woken: list[bool] = []
     owner = SimpleNamespace(wake=lambda: woken.append(connection.switched))
     connection.begin(owner, bodyless=False, deadline=loop.time() + 10)

@@ -15,6 +15,7 @@ from sidecar.admin.errors import Errors
 from sidecar.admin.events import LiveEvents
 from sidecar.admin.guard import Guard
 from sidecar.admin.measures import Measures
+from sidecar.admin.openapi import OpenApi
 from sidecar.admin.probes import FOR_ANYONE, Probes
 from sidecar.admin.retries import Retries
 from sidecar.admin.route import BODY_LIMIT, Route
@@ -37,6 +38,7 @@ class Api:
         proxy.metrics.live = lambda: families(facts)
         self.events = LiveEvents(proxy)
         changes = Changes(proxy)
+        openapi = OpenApi(proxy)
         self.routes: tuple[Route, ...] = (
             *Probes(proxy, lambda: self.not_ready, reloading).routes(),
             *EffectiveSettings(proxy, reloading, changes).routes(),
@@ -47,7 +49,9 @@ class Api:
             *self.events.routes(),
             *Measures(proxy).routes(),
             *Errors(proxy).routes(),
+            *openapi.routes(),
         )
+        openapi.described = self.routes
 
     def application(self, *, probes_only: bool = False) -> web.Application:
         """For one listener; `probes_only` for the one that others than this machine may reach."""

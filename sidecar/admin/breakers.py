@@ -139,6 +139,7 @@ class Breakers:
             EndpointQuery,
             Order,
             parts={"upstream": "The name of an upstream, or `host:port`.", "action": f"One of {', '.join(ACTIONS)}."},
+            one_of={"action": ACTIONS},
             refusals=(404, 409, 413, 415),
         )
 

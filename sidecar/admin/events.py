@@ -45,6 +45,7 @@ class LiveEvents:
             self.stream,
             None,
             also=("text/event-stream",),
+            fields={"Last-Event-ID": "The id of the last event that was received; those after it follow."},
             refusals=(503,),
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from sidecar import clock
 from sidecar.admin.fields import Answer, Duration, NoBody, Query, Text
@@ -32,7 +32,7 @@ class RetryMetricsQuery(Query):
 class TimeseriesQuery(Query):
     """What, how far back and how fine."""
 
-    metric: Text
+    metric: Annotated[Text, WithJsonSchema({"enum": list(SERIES)})]
     """One of sessions, successes, failures, attempts, retries, success_rate, avg_duration, avg_latency."""
     window: Window = _HOUR
     """A duration from 1m to 24h."""

@@ -58,7 +58,13 @@ class Probes:
     def routes(self) -> Iterator[Route]:
         yield Route("GET", "/livez", "Whether the process answers.", self.livez, Alive, probe=True)
         yield Route(
-            "GET", "/readyz", "Whether new requests are accepted.", self.readyz, Ready, probe=True, refusals=(503,)
+            "GET",
+            "/readyz",
+            "Whether new requests are accepted.",
+            self.readyz,
+            Ready,
+            otherwise={503: Ready},
+            probe=True,
         )
         yield Route(
             "GET",

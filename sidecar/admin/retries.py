@@ -49,6 +49,7 @@ class Retries:
             Switch,
             body=SwitchOrder,
             parts={"action": "`enable` or `disable`."},
+            one_of={"action": _ACTIONS},
             refusals=(404, 413, 415),
         )
 

@@ -8,7 +8,7 @@ what the row promises; it never parses anything itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -59,8 +59,14 @@ class Route:
     body: type[Body] = NoBody
     parts: Mapping[str, str] = field(default_factory=dict)
     """What the `{parts}` of the path are."""
+    one_of: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """The words that a part can be, when they are known beforehand."""
     also: tuple[str, ...] = ()
     """Media types that are answered besides JSON, to those who ask for them."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Header fields that are read, and what they say."""
+    otherwise: Mapping[int, type[BaseModel]] = field(default_factory=dict)
+    """Statuses besides 200 that are no refusals, and their shapes."""
     refusals: tuple[int, ...] = ()
     """Statuses of refusals beyond those every route has."""
     probe: bool = False

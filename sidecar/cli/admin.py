@@ -86,10 +86,15 @@ def find_address(chosen: argparse.Namespace, environ: Mapping[str, str]) -> Addr
     named_by = f"admin in {loaded.path}" if loaded.path is not None else "the environment"
     if admin.port == 0:
         raise Failed(f"the admin port is any free one (port 0, {named_by}); use --admin URL with that of the log", 2)
-    host = _EVERY_INTERFACE.get(admin.host, admin.host)
+    host = on_this_machine(admin.host)
     if admin.tls is None:
         return Address(host, admin.port, named_by)
     return Address(host, admin.port, named_by, "https", admin.tls.cert)
+
+
+def on_this_machine(host: str) -> str:
+    """Where to reach a listener that listens everywhere."""
+    return _EVERY_INTERFACE.get(host, host)
 
 
 def _configures(variable: str) -> bool:

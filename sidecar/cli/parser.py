@@ -18,6 +18,7 @@ COMMANDS = {
     "explain": "sidecar.cli.explaining:explain",
     "breakers": "sidecar.cli.breakers:breakers",
     "tokens": "sidecar.cli.tokens:tokens",
+    "health": "sidecar.cli.health:health",
     "version": "sidecar.cli.version:version",
 }
 ORDERS = {
@@ -44,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     _add_breakers(commands)
     _add_tokens(commands)
+    _add_health(commands)
     commands.add_parser("version", help="print the version")
     return top
 
@@ -54,14 +56,18 @@ def _add_config(command: argparse.ArgumentParser, **options: Any) -> None:
     )
 
 
-def _add_talking(command: argparse.ArgumentParser, **options: Any) -> None:
-    """For commands that ask a running sidecar."""
+def _add_admin(command: argparse.ArgumentParser, **options: Any) -> None:
     command.add_argument(
         "--admin",
         metavar="URL",
         help="where its admin port is (default: $SIDECAR_ADMIN, else the configuration's, else http://127.0.0.1:4141)",
         **options,
     )
+
+
+def _add_talking(command: argparse.ArgumentParser, **options: Any) -> None:
+    """For commands that ask a running sidecar."""
+    _add_admin(command, **options)
     command.add_argument(
         "--token-file",
         type=Path,
@@ -169,6 +175,17 @@ def _add_tokens(commands: Any) -> None:
         )
         _add_config(action)
     _add_json(listing)
+
+
+def _add_health(commands: Any) -> None:
+    health = commands.add_parser(
+        "health",
+        help="whether the sidecar is ready: exit code 0, or 1 and why not",
+        description="Whether the sidecar on this machine is ready, for the health check of a container: exit code 0, "
+        "or 1 and why not. Asks `probes` if there is such a listener, else the admin port.",
+    )
+    _add_admin(health)
+    _add_config(health)
 
 
 def _count(text: str) -> int:

@@ -19,6 +19,7 @@ import httptools
 from sidecar.clock import Ticker
 from sidecar.failures import AttemptFailed, UploadBroken
 from sidecar.headers import ResponseFields
+from sidecar.turn import Gathering, Turn, released
 from sidecar.upstream.answer import WAITING_BODY, AnswerReader, Owner, Sink
 from telemetry.record import CONNECTED, PARTLY_SENT, SENT
 
@@ -36,6 +37,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         "_loop",
         "_progress",
         "_ticker",
+        "_turn",
         "_write_paused",
         "_wrote",
         "address",
@@ -50,10 +52,17 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
     )
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, ticker: Ticker, head_limit: int, buffer_limit: int, body_idle: float
+        self,
+        loop: asyncio.AbstractEventLoop,
+        ticker: Ticker,
+        turn: Turn,
+        head_limit: int,
+        buffer_limit: int,
+        body_idle: float,
     ) -> None:
         self._loop = loop
         self._ticker = ticker
+        self._turn = turn
         self.configure(head_limit, buffer_limit, body_idle)
         self._parser = httptools.HttpResponseParser(self)
         self.transport = None
@@ -224,7 +233,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         """The transport, for a tunnel, with the bytes that arrived behind the answer."""
         assert self.transport is not None
         del self._parser  # as in `connection_lost`, which nobody will call now
-        return self.transport, self.tail
+        return released(self.transport), self.tail
 
     @property
     def phase(self) -> int:
@@ -274,7 +283,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
     # ---- the transport's side --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
+        self.transport = Gathering(cast(asyncio.Transport, transport), self._turn, self._turn.requests)
         # More than asyncio's 64 KiB: fewer pauses on fast uploads, still bounded.
         self.transport.set_write_buffer_limits(high=WAITING_BODY)
 

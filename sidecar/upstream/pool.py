@@ -20,6 +20,7 @@ from sidecar.clock import Ticker
 from sidecar.policy.breaker import Breaker
 from sidecar.policy.stages import StageBudgets
 from sidecar.routing import Origin
+from sidecar.turn import Turn
 from sidecar.upstream.connection import UpstreamConnection
 from sidecar.upstream.dial import Dialler
 from sidecar.upstream.tls import ResumingContext
@@ -37,6 +38,7 @@ class Wiring:
 
     loop: asyncio.AbstractEventLoop
     ticker: Ticker
+    turn: Turn
     dialler: Dialler
     settings: Settings
     via_line: bytes
@@ -128,7 +130,12 @@ class Pool:
 
         def make() -> UpstreamConnection:
             return UpstreamConnection(
-                wiring.loop, wiring.ticker, limits.head_bytes, limits.buffer_response_bytes, self._timeouts.body_idle
+                wiring.loop,
+                wiring.ticker,
+                wiring.turn,
+                limits.head_bytes,
+                limits.buffer_response_bytes,
+                self._timeouts.body_idle,
             )
 
         try:

@@ -1,0 +1,120 @@
+"""What is written within one turn of the event loop leaves at its end, together: requests first, then answers.
+
+A send wakes whoever waits for it, and to wake a process on another core costs more than the send itself. Bytes that
+leave one by one, with work between them, find the other side asleep each time; bytes that leave together wake it once.
+Requests go first: the upstream has the longer way to go.
+
+Law: nothing waits for bytes that may come, only for the end of the turn it was written in. The bytes of a connection
+keep their order: whatever else a transport is told, it does after what was written before. Large pieces do not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+_SMALL = 16_384
+
+
+class Turn:
+    """One per event loop: who has written in this turn, in order."""
+
+    __slots__ = ("_loop", "_under_way", "answers", "requests")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._under_way = False
+        self.requests: list[Gathering] = []
+        self.answers: list[Gathering] = []
+
+    def begin(self) -> None:
+        """Something was written: there is an end to be waited for."""
+        if not self._under_way:
+            self._under_way = True
+            self._loop.call_soon(self.end)
+
+    def end(self) -> None:
+        """Send it all."""
+        self._under_way = False
+        for writers in (self.requests, self.answers):
+            for writer in writers:
+                try:
+                    writer.flush()
+                except Exception:  # it takes no bytes any more: its own protocol is told, the others are served
+                    writer.abort()
+            writers.clear()
+
+
+class Gathering(asyncio.Transport):
+    """A transport that sends small pieces at the end of the turn. All else goes through it unchanged."""
+
+    __slots__ = ("_pending", "_transport", "_turn", "_writers")
+
+    def __init__(self, transport: asyncio.Transport, turn: Turn, writers: list[Gathering]) -> None:
+        """`writers` is `turn.requests` or `turn.answers`."""
+        self._transport = transport
+        self._turn = turn
+        self._writers = writers
+        self._pending = b""
+
+    def write(self, data: Any) -> None:
+        if self._pending:
+            if len(self._pending) + len(data) <= _SMALL:
+                self._pending += data
+                return
+            self.flush()
+            self._transport.write(data)
+        elif len(data) > _SMALL:
+            self._transport.write(data)
+        else:
+            self._pending = data
+            self._writers.append(self)
+            self._turn.begin()
+
+    def flush(self) -> None:
+        pending, self._pending = self._pending, b""
+        if pending and not self._transport.is_closing():
+            self._transport.write(pending)
+
+    def release(self) -> asyncio.Transport:
+        """The transport itself, with nothing left to send."""
+        self.flush()
+        return self._transport
+
+    def get_write_buffer_size(self) -> int:
+        return len(self._pending) + self._transport.get_write_buffer_size()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._transport.set_write_buffer_limits(high, low)
+
+    def can_write_eof(self) -> bool:
+        return self._transport.can_write_eof()
+
+    def write_eof(self) -> None:
+        self.flush()
+        self._transport.write_eof()
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self.flush()
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+
+def released(transport: asyncio.Transport) -> asyncio.Transport:
+    """What a tunnel takes over, which sends everything at once."""
+    return transport.release() if isinstance(transport, Gathering) else transport

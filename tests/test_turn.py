@@ -1,0 +1,192 @@
+"""What is written within one turn of the event loop leaves at its end, in order, and never later."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sidecar.turn import Gathering, Turn, released
+from tests.conftest import Starter, UpstreamStarter
+from tests.doubles.upstream import Talk, always, answer
+
+
+class Recorder(asyncio.Transport):
+    """Notes what it is told, in a list that several may share."""
+
+    def __init__(self, told: list[Any]) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1)})
+        self.told = told
+        self.closing = False
+        self.broken = False
+
+    def write(self, data: Any) -> None:
+        if self.broken:
+            raise RuntimeError("no more bytes, please")
+        self.told.append(data)
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def get_write_buffer_size(self) -> int:
+        return 1000
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.told.append("write_eof")
+
+    def close(self) -> None:
+        self.told.append("close")
+
+    def abort(self) -> None:
+        self.told.append("abort")
+
+    def pause_reading(self) -> None:
+        self.told.append("pause_reading")
+
+    def resume_reading(self) -> None:
+        self.told.append("resume_reading")
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.told.append(("limits", high, low))
+
+
+@pytest.fixture
+async def turn() -> Turn:
+    return Turn(asyncio.get_running_loop())
+
+
+async def test_requests_leave_before_answers_and_each_in_the_order_of_writing(turn: Turn) -> None:
+    told: list[Any] = []
+    answers = [Gathering(Recorder(told), turn, turn.answers) for _ in range(2)]
+    requests = [Gathering(Recorder(told), turn, turn.requests) for _ in range(2)]
+    answers[1].write(b"answer 1")
+    requests[0].write(b"request 1")
+    answers[0].write(b"answer 2")
+    requests[1].write(b"request 2")
+    assert [] == told
+    await asyncio.sleep(0)
+    assert [b"request 1", b"request 2", b"answer 1", b"answer 2"] == told
+
+
+async def test_small_pieces_of_one_connection_leave_as_one(turn: Turn) -> None:
+    told: list[Any] = []
+    writer = Gathering(Recorder(told), turn, turn.answers)
+    for piece in (b"5\r\n", b"hello", b"\r\n"):
+        writer.write(piece)
+    assert 1000 + 10 == writer.get_write_buffer_size()
+    await asyncio.sleep(0)
+    assert ([b"5\r\nhello\r\n"], 1000) == (told, writer.get_write_buffer_size())
+
+
+async def test_a_large_piece_does_not_wait_and_overtakes_nothing(turn: Turn) -> None:
+    told: list[Any] = []
+    writer = Gathering(Recorder(told), turn, turn.answers)
+    large = b"x" * 16_385
+    writer.write(large)
+    assert [large] == told
+    writer.write(b"small")
+    writer.write(large)
+    assert [large, b"small", large] == told
+    writer.write(b"y" * 10_000)
+    writer.write(b"z" * 10_000)
+    await asyncio.sleep(0)
+    assert [large, b"small", large, b"y" * 10_000, b"z" * 10_000] == told
+
+
+@pytest.mark.parametrize("ending", ["close", "abort", "write_eof"])
+async def test_what_was_written_leaves_before_the_connection_ends(turn: Turn, ending: str) -> None:
+    told: list[Any] = []
+    writer = Gathering(Recorder(told), turn, turn.answers)
+    writer.write(b"last words")
+    getattr(writer, ending)()
+    assert [b"last words", ending] == told
+    await asyncio.sleep(0)
+    assert [b"last words", ending] == told
+
+
+async def test_nothing_is_written_to_a_connection_that_has_ended_meanwhile(turn: Turn) -> None:
+    told: list[Any] = []
+    transport = Recorder(told)
+    writer = Gathering(transport, turn, turn.requests)
+    writer.write(b"too late")
+    transport.closing = True
+    await asyncio.sleep(0)
+    assert [] == told and writer.is_closing()
+
+
+async def test_a_transport_that_takes_no_bytes_is_given_up_and_the_others_are_served(turn: Turn) -> None:
+    told: list[Any] = []
+    broken, whole = Recorder(told), Recorder(told)
+    broken.broken = True
+    Gathering(broken, turn, turn.answers).write(b"lost")
+    Gathering(whole, turn, turn.answers).write(b"kept")
+    await asyncio.sleep(0)
+    assert ["abort", b"kept"] == told
+
+
+async def test_who_takes_the_connection_over_gets_the_transport_itself_with_nothing_left_to_send(turn: Turn) -> None:
+    told: list[Any] = []
+    transport = Recorder(told)
+    writer = Gathering(transport, turn, turn.answers)
+    writer.write(b"before the tunnel")
+    assert transport is released(writer)
+    assert [b"before the tunnel"] == told
+    assert transport is released(transport)
+
+
+async def test_all_else_reaches_the_transport(turn: Turn) -> None:
+    told: list[Any] = []
+    writer = Gathering(Recorder(told), turn, turn.answers)
+    writer.pause_reading()
+    writer.resume_reading()
+    writer.set_write_buffer_limits(high=5, low=3)
+    assert ["pause_reading", "resume_reading", ("limits", 5, 3)] == told
+    assert (True, False) == (writer.can_write_eof(), writer.is_closing())
+    assert (("127.0.0.1", 1), "none") == (writer.get_extra_info("peername"), writer.get_extra_info("cipher", "none"))
+
+
+async def test_a_turn_that_ended_leaves_nothing_behind(turn: Turn) -> None:
+    told: list[Any] = []
+    writer = Gathering(Recorder(told), turn, turn.requests)
+    for number in range(3):
+        writer.write(b"%d" % number)
+        turn.end()
+        assert ([], []) == (turn.requests, turn.answers)
+    await asyncio.sleep(0)
+    assert [b"0", b"1", b"2"] == told
+
+
+async def test_pipelined_answers_of_every_sort_keep_their_order(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    """Relayed whole, made here, streamed, and an error that ends the connection: each is written in another place."""
+
+    async def serve(talk: Talk) -> None:
+        while True:
+            head, _ = await talk.read_request()
+            if b"/large" in head:
+                await talk.send(b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + b"L" * 300_000)
+            else:
+                await talk.send(answer(b"small"))
+
+    upstream = await start_upstream(serve)
+    sidecar = await start_sidecar(upstreams=route(upstream))
+    app = await sidecar.app()
+    heads = ["GET /u/small", "GET /nowhere", "GET /u/large", "GET /u/small", "GET /nowhere", "GET /u/small"]
+    await app.send("".join(f"{head} HTTP/1.1\r\nHost: s\r\n\r\n" for head in heads) + "NOT HTTP\r\n\r\n")
+    statuses = [(await app.reply()).status for _ in range(len(heads) + 1)]
+    assert [200, 404, 200, 200, 404, 200, 501] == statuses
+
+
+async def test_a_request_is_sent_although_nothing_else_happens(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    upstream = await start_upstream(always(answer(b"hello")))
+    sidecar = await start_sidecar(upstreams=route(upstream))
+    app = await sidecar.app()
+    assert 200 == (await app.ask("GET /u HTTP/1.1\r\nHost: s\r\n\r\n")).status
+    assert ([], []) == (sidecar.proxy.turn.requests, sidecar.proxy.turn.answers)
