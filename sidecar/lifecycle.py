@@ -7,7 +7,6 @@ at once.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import os
 import signal
@@ -18,17 +17,16 @@ from config.loader import Loaded
 from sidecar import (
     clock,
     lean_aiohttp,  # noqa: F401  # before whatever else imports aiohttp
+    memory,
 )
 from sidecar.assembly import CannotStart, Sidecar
 from telemetry.logs import Log
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _16_MIB = -1, -3, 16 * 1024 * 1024
 
 
 def run(loaded: Loaded) -> int:
     """Run until told to stop; the exit code."""
     os.umask(0o077)
-    _keep_freed_memory()
+    memory.keep_freed()
     log = Log()
     try:
         return uvloop.run(_live(loaded, log))
@@ -50,9 +48,11 @@ async def _live(loaded: Loaded, log: Log) -> int:
     await sidecar.start()
     # 3. What exists now lives as long as the process: take it out of the collector's sight.
     gc.collect()
-    _give_back_what_starting_took()
+    memory.give_back()  # parsing and building models leaves much behind that nobody will need again
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+    ticker = sidecar.proxy.ticker
+    ticker.every(1.0, memory.Slack(quiet=lambda: not ticker.watched).check)
     # 4. Wait for the end.
     await stop_asked.wait()
     # 5. Drain. A second signal ends it at once.
@@ -62,21 +62,3 @@ async def _live(loaded: Loaded, log: Log) -> int:
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)
     return 0 if await sidecar.stop() else 1
-
-
-def _give_back_what_starting_took() -> None:
-    """Parsing and building models leaves free memory behind that nobody will need again."""
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    except (OSError, AttributeError):
-        return  # another C library
-
-
-def _keep_freed_memory() -> None:
-    """glibc gives memory back to the kernel after each large buffer and asks for it again for the next one."""
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(_M_TRIM_THRESHOLD, _16_MIB)
-        libc.mallopt(_M_MMAP_THRESHOLD, _16_MIB)
-    except (OSError, AttributeError):
-        return  # another C library: only a matter of speed

@@ -13,6 +13,7 @@ from tests.e2e.process import REPOSITORY
 
 _NOT_AT_START = (
     "aiohttp.client",
+    "aiohttp.connector",  # which makes two TLS contexts with all root certificates
     "cryptography",
     "grpc",
     "opentelemetry.sdk",

@@ -1,15 +1,44 @@
-"""What the process does once for the sake of speed."""
+"""What the process does about memory, for the sake of speed and of its neighbours."""
 
 from __future__ import annotations
 
 import ctypes
+import platform
 import subprocess
 import sys
 
-from sidecar import lifecycle
+import pytest
+
+from sidecar import memory
+from tests.e2e.process import REPOSITORY
+
+_BURST = """
+import sys
+from sidecar import memory
+
+quiet = sys.argv[1] == "quiet"
+memory.keep_freed()
+slack = memory.Slack(lambda: quiet, patience=5.0)
+before = memory._resident()
+burst, lives = [], []
+for _ in range(1_000):
+    burst.append(b"x" * 100_000)
+    lives.append(bytes(1_000))  # between the pieces, so that no end of the heap is free
+del burst
+left = memory._resident() - before
+slack.check(100.0)
+early = memory._resident() - before
+slack.check(106.0)
+print(*(size // 1_000_000 for size in (left, early, memory._resident() - before)))
+"""
 
 
-def test_freed_memory_is_kept_up_to_sixteen_mebibytes(monkeypatch) -> None:
+class _NoLibc:
+    def __init__(self, name: str) -> None:
+        raise OSError(name)
+
+
+def test_freed_memory_is_kept_up_to_sixteen_mebibytes_in_two_heaps(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
 
     class Libc:
@@ -18,25 +47,33 @@ def test_freed_memory_is_kept_up_to_sixteen_mebibytes(monkeypatch) -> None:
             return 1
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Libc())
-    lifecycle._keep_freed_memory()
-    assert [(-1, 16 * 1024 * 1024), (-3, 16 * 1024 * 1024)] == asked
+    memory.keep_freed()
+    assert [(-1, 16 * 1024 * 1024), (-3, 16 * 1024 * 1024), (-8, 2)] == asked
 
 
-def test_a_c_library_without_mallopt_is_no_reason_not_to_start(monkeypatch) -> None:
-    def no_such_library(name: str) -> object:
-        raise OSError(name)
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", _NoLibc)
+    memory.keep_freed()
+    memory.give_back()
+    assert 0 == memory._freed()
 
-    monkeypatch.setattr(ctypes, "CDLL", no_such_library)
-    lifecycle._keep_freed_memory()
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be asked to give memory back")
+def test_what_a_burst_left_is_given_back_after_a_while() -> None:
+    left, early, late = _after_a_burst("quiet")
+    assert left >= 90 and early >= 90, "the test shows nothing: the heap shrank by itself"
+    assert late <= 20
 
 
-def test_the_process_makes_no_tls_contexts_for_a_client_it_does_not_use() -> None:
-    """… and everybody else's contexts are as usual afterwards."""
-    program = (
-        "import ssl; usual = ssl.create_default_context\n"
-        "import sidecar.lifecycle, aiohttp.connector\n"
-        "made = aiohttp.connector._SSL_CONTEXT_VERIFIED\n"
-        "print(made.cert_store_stats()['x509'], made.verify_mode.name, ssl.create_default_context is usual)\n"
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be asked to give memory back")
+def test_while_requests_are_under_way_nothing_is_given_back() -> None:
+    left, _, late = _after_a_burst("busy")
+    assert left >= 90 and late >= 90
+
+
+def _after_a_burst(state: str) -> list[int]:
+    """Megabytes that a process took more than before: at once, at the first look, and when its patience is over."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _BURST, state], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=True)
-    assert ["0", "CERT_REQUIRED", "True"] == ended.stdout.split()
+    return [int(size) for size in ended.stdout.split()]
