@@ -14,7 +14,7 @@ import os
 import pwd
 import ssl
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
@@ -179,6 +179,32 @@ class Admin:
     def post(self, path: str, body: Mapping[str, Any], **query: str | int | None) -> Any:
         return self._json(self._ask("POST", path, query, json.dumps(body).encode()))
 
+    @property
+    def url(self) -> str:
+        return self._address.url
+
+    def events(self, after: str, patience: float) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Events with their ids, live, until the sidecar ends the stream; Failed when nothing comes for so long."""
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": after, **self._who()}
+        connection = self._connection(patience)
+        event_id = ""
+        try:
+            connection.request("GET", "/events", headers=headers)
+            response = connection.getresponse()
+            if response.status >= 400:
+                raise self._refused(response.status, response.read())
+            for raw in response:
+                name, _, value = raw.decode(errors="replace").rstrip("\n").partition(": ")
+                if name == "id":
+                    event_id = value
+                elif name == "data" and event_id:
+                    yield event_id, json.loads(value)
+                    event_id = ""
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Failed(self._no_answer(error)) from None
+        finally:
+            connection.close()
+
     def _ask(
         self,
         method: str,
@@ -189,12 +215,10 @@ class Admin:
     ) -> tuple[str, bytes]:
         """The content type and the body of a good answer."""
         given = urlencode({name: value for name, value in query.items() if value is not None})
-        headers = {"Accept": accept, "User-Agent": _agent(), "Connection": "close", **_user()}
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token}"
+        headers = {"Accept": accept, "Connection": "close", **self._who()}
         if body is not None:
             headers["Content-Type"] = "application/json"
-        connection = self._connection()
+        connection = self._connection(_PATIENCE)
         try:
             connection.request(method, f"{path}?{given}" if given else path, body, headers)
             response = connection.getresponse()
@@ -209,11 +233,15 @@ class Admin:
             raise Failed(self._stranger())
         return content_type, data
 
-    def _connection(self) -> http.client.HTTPConnection:
+    def _who(self) -> dict[str, str]:
+        token = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+        return {"User-Agent": _agent(), **_user(), **token}
+
+    def _connection(self, patience: float) -> http.client.HTTPConnection:
         host, port = self._address.host, self._address.port
         if self._tls is None:
-            return http.client.HTTPConnection(host, port, timeout=_PATIENCE)
-        return http.client.HTTPSConnection(host, port, timeout=_PATIENCE, context=self._tls)
+            return http.client.HTTPConnection(host, port, timeout=patience)
+        return http.client.HTTPSConnection(host, port, timeout=patience, context=self._tls)
 
     def _json(self, answer: tuple[str, bytes]) -> Any:
         try:

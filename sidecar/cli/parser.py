@@ -19,6 +19,8 @@ COMMANDS = {
     "breakers": "sidecar.cli.breakers:breakers",
     "tokens": "sidecar.cli.tokens:tokens",
     "health": "sidecar.cli.health:health",
+    "top": "sidecar.cli.top:top",
+    "completion": "sidecar.cli.completion:completion",
     "version": "sidecar.cli.version:version",
 }
 ORDERS = {
@@ -46,6 +48,13 @@ def parser() -> argparse.ArgumentParser:
     _add_breakers(commands)
     _add_tokens(commands)
     _add_health(commands)
+    _add_top(commands)
+    completion = commands.add_parser(
+        "completion",
+        help="print a script that lets your shell complete this command line",
+        description="Print a script that lets a shell complete this command line; its first line says how to use it.",
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     commands.add_parser("version", help="print the version")
     return top
 
@@ -186,6 +195,17 @@ def _add_health(commands: Any) -> None:
     )
     _add_admin(health)
     _add_config(health)
+
+
+def _add_top(commands: Any) -> None:
+    top = commands.add_parser(
+        "top",
+        help="watch it live: upstreams, rates, retries, breakers, dead letters, events",
+        description="Watch a sidecar live, once a second, until q or Ctrl-C: upstreams with their rates, retries, "
+        "breakers and dead letters, and the last events.",
+    )
+    top.add_argument("--once", action="store_true", help="show it once, as plain text, and end (--json: as JSON)")
+    _add_talking(top)
 
 
 def _count(text: str) -> int:
