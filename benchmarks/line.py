@@ -102,12 +102,12 @@ class Line:
     def push(self, count: int) -> None:
         """So many requests and their answers, one after the other."""
         ask, answer = self._downstream.data_received, self._upstream.data_received
-        end_turn = self.proxy.turn.end
+        send = self.proxy.turn.send
         for _ in range(count):
             ask(REQUEST)
-            end_turn()
+            send()
             answer(ANSWER)
-            end_turn()
+            send()
         self._pushed += count
 
     def microseconds(self, count: int) -> float:

@@ -19,23 +19,26 @@ _SMALL = 16_384
 class Turn:
     """One per event loop: who has written in this turn, in order."""
 
-    __slots__ = ("_loop", "_under_way", "answers", "requests")
+    __slots__ = ("_loop", "answers", "requests", "under_way")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._under_way = False
+        self.under_way = False
+        """Its end will come."""
         self.requests: list[Gathering] = []
         self.answers: list[Gathering] = []
 
     def begin(self) -> None:
-        """Something was written: there is an end to be waited for."""
-        if not self._under_way:
-            self._under_way = True
-            self._loop.call_soon(self.end)
+        """Something was written for the first time in this turn."""
+        self.under_way = True
+        self._loop.call_soon(self._end)
 
-    def end(self) -> None:
-        """Send it all."""
-        self._under_way = False
+    def _end(self) -> None:
+        self.under_way = False
+        self.send()
+
+    def send(self) -> None:
+        """Everything that was written."""
         for writers in (self.requests, self.answers):
             for writer in writers:
                 try:
@@ -69,7 +72,8 @@ class Gathering(asyncio.Transport):
         else:
             self._pending = data
             self._writers.append(self)
-            self._turn.begin()
+            if not self._turn.under_way:
+                self._turn.begin()
 
     def flush(self) -> None:
         pending, self._pending = self._pending, b""

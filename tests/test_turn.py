@@ -154,7 +154,7 @@ async def test_a_turn_that_ended_leaves_nothing_behind(turn: Turn) -> None:
     writer = Gathering(Recorder(told), turn, turn.requests)
     for number in range(3):
         writer.write(b"%d" % number)
-        turn.end()
+        turn.send()
         assert ([], []) == (turn.requests, turn.answers)
     await asyncio.sleep(0)
     assert [b"0", b"1", b"2"] == told
