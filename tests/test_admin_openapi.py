@@ -18,6 +18,7 @@ import pytest
 
 from sidecar.admin.fields import NoBody
 from tests.conftest import Running, Starter, UpstreamStarter
+from tests.doubles.letters import keep
 from tests.doubles.upstream import always, answer
 from tests.test_admin import admin
 from tests.test_admin_access import OPERATOR, bearer, token_file  # noqa: F401  # a fixture
@@ -34,6 +35,8 @@ async def busy(start_sidecar: Starter, start_upstream: UpstreamStarter, route: A
     sidecar = await start_sidecar(upstreams=route(upstream))
     for _ in range(3):
         await (await sidecar.app()).ask("GET /u/x HTTP/1.1\r\nHost: s\r\n\r\n")
+    for number in range(3):
+        await keep(sidecar, upstream, number)
     return sidecar
 
 
@@ -84,19 +87,22 @@ def with_things_that_exist(document: dict[str, Any], known: dict[str, list[str]]
     return document
 
 
-def things(sidecar: Running) -> dict[str, list[str]]:
+async def things(sidecar: Running) -> dict[str, list[str]]:
+    letters = [item["dlq_id"] for item in (await admin(sidecar, "/dlq")).json["items"]]
     sessions = [session.session_id.decode() for session in sidecar.proxy.signals.sessions.page().items]
     return {
         "/breakers/{upstream}/{action}#upstream": ["u"],
         "/policies/{id}#id": ["default", "careful"],
         "/sessions/{id}#id": sessions,
         "/errors/{code}#code": ["CIRCUIT_OPEN"],
+        "/dlq/{id}#id": letters,
+        "/dlq/{id}/replay#id": letters,
     }
 
 
 @pytest.mark.timeout(180)  # a minute is plenty, but not on every machine
 async def test_whatever_is_asked_is_answered_as_the_document_says(busy: Running, tmp_path: Path) -> None:
-    document = with_things_that_exist(await document_of(busy), things(busy))
+    document = with_things_that_exist(await document_of(busy), await things(busy))
     file = tmp_path / "openapi.json"
     file.write_text(json.dumps(document))
     process = await asyncio.create_subprocess_exec(

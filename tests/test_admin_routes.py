@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 import pytest
 from pydantic import BaseModel
@@ -16,67 +17,108 @@ from sidecar.admin.route import Route
 from sidecar.admin.sessions import Outcome, SessionsQuery
 from telemetry.record import OUTCOMES
 from tests.conftest import Running, Starter, UpstreamStarter
-from tests.doubles.app import App
-from tests.doubles.upstream import always, answer
+from tests.doubles.app import App, Reply
+from tests.doubles.letters import keep, send, store
+from tests.doubles.upstream import Upstream, always, answer
 from tests.test_admin import admin, at_fault, order
 
 ONE_ATTEMPT = True
-QUERIES = {"/timeseries": "?metric=retries"}
-ORDERS = {
-    "/breakers/{upstream}/{action}": "/breakers/u/reset",
-    "/reload": "/reload",
-    "/retries/{action}": "/retries/enable",
+QUERIES = {"GET /timeseries": "?metric=retries", "DELETE /dlq/{id}": "?reason=not+needed"}
+BODIES: dict[tuple[str, str], Any] = {
+    ("PATCH", "/dlq/{id}"): {"notes": "looked at it"},
+    ("POST", "/dlq/replay"): {"dry_run": True},
+    ("POST", "/dlq/import"): {"files": [{"name": "x.json", "document": ""}]},
+    ("POST", "/jobs"): {
+        "idempotency_key": "another",
+        "subject": "s",
+        "deliveries": [{"recipient": "bob", "request": {"url": "http://mail.test/"}}],
+    },
 }
+NOT_JSON = ["/metrics", "/events", "/dlq/export"]
+
+
+class Busy(Running):
+    """With the ids of what there is."""
+
+    things: dict[str, str]
 
 
 @pytest.fixture
-async def busy(start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any) -> Running:
-    """A sidecar with a session, a breaker and a transition to show."""
+async def busy(start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any) -> Busy:
+    """A sidecar with a session, a breaker, a transition, dead letters, a replay and a job to show."""
     upstream = await start_upstream(always(answer(b"no", "500 No")))
     sidecar = await start_sidecar(upstreams=route(upstream))
     await (await sidecar.app()).ask("GET /u/x HTTP/1.1\r\nHost: s\r\n\r\n")
     await order(sidecar, "/breakers/u/force-open", {"ttl": "1m", "reason": "a test"})
-    return sidecar
+    busy = cast(Busy, sidecar)
+    busy.things = await things(sidecar, upstream)
+    return busy
 
 
-def address(row: Route, sidecar: Running) -> str:
-    """A path of this row that leads to something."""
+async def things(sidecar: Running, upstream: Upstream) -> dict[str, str]:
+    """What the first part of a path names → the id of such a thing."""
+    *_, letter = [await keep(sidecar, upstream, number) for number in range(3)]
+    replay = (await order(sidecar, "/dlq/replay", {"rate": 1})).json["replay"]["job_id"]
+    delivery = {"recipient": "ann", "request": {"url": f"{upstream.url}/x"}}
+    given = {"idempotency_key": "k", "subject": "order 7", "deliveries": [delivery]}
+    job = (await order(sidecar, "/jobs", given)).json
+    number = job["deliveries"][0]["delivery_id"]
+    async with asyncio.timeout(20):
+        while not (shown := (await admin(sidecar, f"/jobs/{job['job_id']}")).json["deliveries"][0])["notified_at"]:
+            if shown["last_error"] is not None:
+                break  # the first attempt is over, the next one far away
+            await asyncio.sleep(0.02)
+    durable = await store(sidecar)
+    statement = "UPDATE deliveries SET state = 'unknown', next_at = NULL, notified_at = NULL WHERE id = ?"
+    await durable.store.write(lambda connection: connection.execute(statement, (number,)) and None)
     session = sidecar.proxy.signals.sessions.page().items[0].session_id.decode()
-    filled = {"/sessions/{id}": f"/sessions/{session}", "/policies/{id}": "/policies/default"}
-    filled |= {"/errors/{code}": "/errors/NO_ROUTE"}
-    return filled.get(row.path, row.path) + QUERIES.get(row.path, "")
+    return {"dlq": letter, "replays": replay, "jobs": job["job_id"], "sessions": session, "deliveries": str(number)}
 
 
-async def test_every_answer_has_the_shape_that_its_row_promises(busy: Running) -> None:
-    assert ["/metrics", "/events"] == [row.path for row in busy.api.routes if row.answer is None]
+def address(row: Route, sidecar: Busy) -> str:
+    """A path of this row that leads to something."""
+    kind = "replays" if row.path.startswith("/dlq/replays") else row.path.split("/")[1]
+    filled = row.path.replace("{id}", "default" if kind == "policies" else sidecar.things.get(kind, ""))
+    filled = filled.replace("{code}", "NO_ROUTE").replace("{upstream}", "u")
+    action = {"breakers": "reset", "retries": "enable", "replays": "pause"}
+    return filled.replace("{action}", action.get(kind, "")) + QUERIES.get(f"{row.method} {row.path}", "")
+
+
+async def asked(row: Route, sidecar: Busy) -> Reply:
+    """A request that this row answers well."""
+    resolved = {"delivery": int(sidecar.things["deliveries"]), "delivered": True, "reason": "looked"}
+    bodies = {**BODIES, ("POST", "/jobs/{id}/resolve"): resolved}
+    return await send(sidecar, row.method, address(row, sidecar), bodies.get((row.method, row.path)))
+
+
+async def test_every_answer_has_the_shape_that_its_row_promises(busy: Busy) -> None:
+    assert NOT_JSON == [row.path for row in busy.api.routes if row.answer is None]
     for row in busy.api.routes:
         if row.answer is None:
             continue
-        if row.method == "GET":
-            reply = await admin(busy, address(row, busy))
-        else:
-            reply = await order(busy, ORDERS[row.path])
-        assert (200, "application/json") == (reply.status, reply.get("content-type").split(";")[0]), row.path
+        reply = await asked(row, busy)
+        assert reply.status in (200, *row.otherwise), (row.method, row.path, reply.body)
+        assert "application/json" == (reply.get("content-type") or "").split(";")[0], row.path
         row.answer.model_validate_json(reply.body)
 
 
-async def test_a_page_of_items_that_are_there_has_their_shape_too(busy: Running) -> None:
-    for path in ("/sessions", "/breakers", "/upstreams", "/policies", "/errors"):
+async def test_a_page_of_items_that_are_there_has_their_shape_too(busy: Busy) -> None:
+    for path in ("/sessions", "/breakers", "/upstreams", "/policies", "/errors", "/dlq", "/dlq/replays", "/jobs"):
         page = (await admin(busy, path)).json
         assert page["items"], path
         assert "next_cursor" in page
 
 
-async def test_head_is_answered_like_get_without_a_body(busy: Running) -> None:
+async def test_head_is_answered_like_get_without_a_body(busy: Busy) -> None:
     for row in busy.api.routes:
         if row.method == "GET":
             assert 200 == (await admin(busy, address(row, busy), method="HEAD")).status, row.path
 
 
-async def test_an_unknown_parameter_is_refused_everywhere_with_the_nearest_known_one(busy: Running) -> None:
+async def test_an_unknown_parameter_is_refused_everywhere_with_the_nearest_known_one(busy: Busy) -> None:
     for row in busy.api.routes:
-        path = (address(row, busy) if row.method == "GET" else ORDERS[row.path]).partition("?")[0]
-        reply = await admin(busy, f"{path}?limt=1", *["Content-Length: 0"] * (row.method == "POST"), method=row.method)
+        path = address(row, busy).partition("?")[0]
+        reply = await admin(busy, f"{path}?limt=1", *["Content-Length: 0"] * (row.method != "GET"), method=row.method)
         assert (400, "VALIDATION_ERROR") == (reply.status, reply.json["error_code"]), row.path
         assert "limt" in at_fault(reply)
         near = 'did you mean "limit"?' in reply.json["message"]
@@ -84,19 +126,19 @@ async def test_an_unknown_parameter_is_refused_everywhere_with_the_nearest_known
         ErrorAnswer.model_validate_json(reply.body)
 
 
-async def test_rows_say_all_there_is_to_say(busy: Running) -> None:
+async def test_rows_say_all_there_is_to_say(busy: Busy) -> None:
     seen = set()
     for row in busy.api.routes:
         assert (row.method, row.path) not in seen
         seen.add((row.method, row.path))
         assert row.summary.endswith(".")
         assert set(re.findall(r"{(\w+)}", row.path)) == set(row.parts), row.path
-        assert (row.body is not NoBody) == (row.method == "POST"), row.path
+        assert (row.body is not NoBody) == (row.method in ("POST", "PATCH", "PUT")), row.path
         call = get_type_hints(row.handler)["call"]
         assert (row.query, row.body) == get_args(call), f"{row.path} is handled as {call}"
 
 
-async def test_every_model_of_the_table_can_be_written_as_a_schema(busy: Running) -> None:
+async def test_every_model_of_the_table_can_be_written_as_a_schema(busy: Busy) -> None:
     models = {model for row in busy.api.routes for model in (row.query, row.body, row.answer) if model is not None}
     for model in models:
         schema = model.model_json_schema(mode="serialization" if model.__name__.endswith("Shown") else "validation")
@@ -117,7 +159,7 @@ def test_the_outcomes_that_may_be_asked_for_are_those_there_are() -> None:
 # ---- bodies ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_body_must_be_json_and_say_so(busy: Running) -> None:
+async def test_a_body_must_be_json_and_say_so(busy: Busy) -> None:
     path = "/retries/disable"
     form = await admin(busy, path, "Content-Type: text/plain", "Content-Length: 2", method="POST", body=b"{}")
     assert (415, "UNSUPPORTED_CONTENT_TYPE") == (form.status, form.json["error_code"])
@@ -126,7 +168,7 @@ async def test_a_body_must_be_json_and_say_so(busy: Running) -> None:
     assert busy.proxy.retries_enabled
 
 
-async def test_a_wrong_body_is_refused_with_the_key_at_fault(busy: Running) -> None:
+async def test_a_wrong_body_is_refused_with_the_key_at_fault(busy: Busy) -> None:
     for body, field, words in [
         ([], "body", "JSON object"),
         ("x", "body", "JSON object"),
@@ -143,17 +185,17 @@ async def test_a_wrong_body_is_refused_with_the_key_at_fault(busy: Running) -> N
         reply = await order(busy, "/breakers/u/force-close", body)
         assert (400, [field]) == (reply.status, at_fault(reply))
         assert words in reply.json["message"]
-        assert "open" == (await admin(busy, "/breakers")).json["items"][0]["state"]
+        assert "open" == (await admin(busy, "/breakers?upstream=u")).json["items"][0]["state"]
 
 
-async def test_a_body_beyond_the_limit_is_refused(busy: Running) -> None:
+async def test_a_body_beyond_the_limit_is_refused(busy: Busy) -> None:
     reply = await order(busy, "/retries/disable", {"reason": "x" * 70_000})
     assert (413, "PAYLOAD_TOO_LARGE") == (reply.status, reply.json["error_code"])
     assert busy.proxy.retries_enabled
 
 
 async def test_a_body_that_breaks_does_not_come_or_is_abandoned_is_no_fault_of_ours(
-    busy: Running, monkeypatch: pytest.MonkeyPatch
+    busy: Busy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sidecar.admin.route.BODY_PATIENCE", 0.05)
     fields = ("Content-Type: application/json", "Content-Length: 40")
@@ -170,7 +212,7 @@ async def test_a_body_that_breaks_does_not_come_or_is_abandoned_is_no_fault_of_o
     assert 0 == busy.proxy.metrics.internal_errors["admin"]
 
 
-async def test_odd_things_are_answered_in_our_shape_and_never_with_a_500(busy: Running) -> None:
+async def test_odd_things_are_answered_in_our_shape_and_never_with_a_500(busy: Busy) -> None:
     for path, status in [
         ("/sessions?%zz=1", 400),
         ("/sessions?outcome=%ff%fe", 400),
@@ -192,13 +234,13 @@ async def test_odd_things_are_answered_in_our_shape_and_never_with_a_500(busy: R
             ErrorAnswer.model_validate_json(reply.body)
 
 
-async def test_several_mistakes_are_told_at_once_and_secrets_in_them_are_hidden(busy: Running) -> None:
+async def test_several_mistakes_are_told_at_once_and_secrets_in_them_are_hidden(busy: Busy) -> None:
     reply = await admin(busy, "/sessions?limit=0&outcome=lost&since=token%3Dverysecret")
     assert (400, ["outcome", "since", "limit"]) == (reply.status, at_fault(reply))
     assert b"verysecret" not in reply.body
 
 
-async def test_a_parameter_given_twice_is_refused(busy: Running) -> None:
+async def test_a_parameter_given_twice_is_refused(busy: Busy) -> None:
     reply = await admin(busy, "/sessions?limit=1&limit=2")
     assert (400, ["limit"]) == (reply.status, at_fault(reply))
     assert "twice" in reply.json["message"]

@@ -18,7 +18,7 @@ from sidecar.durable.intake import sha256_of
 from sidecar.durable.operator import Edit
 from sidecar.durable.successes import Success
 from sidecar.durable.trouble import BadInput, Damaged, NoSuchThing, NotKept, NotNow
-from telemetry.record import CONNECTED, SENT
+from telemetry.record import CONNECTED, NOT_CONNECTED, SENT
 from telemetry.redact import Redactor
 from tests.durability.faults import FaultyDisk, Wires
 from tests.durability.rigs import START, Rig, crashed_copy, failed, rig_in, terms
@@ -579,7 +579,7 @@ async def completed(rig: Rig) -> str:
 
 async def test_notes_and_remediation_are_found_again_by_words(tmp_path: Path) -> None:
     async with rig_in(tmp_path) as rig:
-        kept = await rig.letters.keep(failed())
+        kept = await rig.letters.keep(failed(code="CONNECTION_REFUSED", phase=NOT_CONNECTED))
         await rig.operator.annotate(kept.dlq_id, "ann", "asked the provider about it")
         await rig.operator.remediate(kept.dlq_id, "ann", "auth_config", "rotated the key", "OPS-42")
         rig.now += 5
@@ -590,6 +590,31 @@ async def test_notes_and_remediation_are_found_again_by_words(tmp_path: Path) ->
         for words in ("provider", "OPS-42", "rotat*"):
             assert [kept.dlq_id] == await rig.ids(Filter(q=words))
         assert [] == await rig.ids(Filter(q="nonsense"))
+
+
+async def test_what_a_replay_would_refuse_cannot_be_called_validated(tmp_path: Path) -> None:
+    async with rig_in(tmp_path) as rig:
+        kept = await rig.letters.keep(failed())
+        with pytest.raises(NotNow, match="it may have been executed"):
+            await rig.operator.validate(kept.dlq_id, "ann", "looks good")
+        entry = await rig.entry(kept.dlq_id)
+        assert ("triage", []) == (entry.state, entry.notes)
+
+
+async def test_discarding_twice_is_counted_once(tmp_path: Path) -> None:
+    async with rig_in(tmp_path) as rig:
+        kept = await rig.letters.keep(failed())
+        for _ in range(2):
+            assert "discarded" == (await rig.operator.discard(kept.dlq_id, "ann", "not needed")).status
+        assert 1 == [event["event"] for event in (await rig.entry(kept.dlq_id)).history].count("discard")
+        assert 1 == rig.counts.replayed["payments", "discarded"]
+
+
+async def test_an_edit_cannot_lead_a_credential_into_the_clear(tmp_path: Path) -> None:
+    async with rig_in(tmp_path) as rig:
+        kept = await rig.letters.keep(failed(url="https://api.payments.test:8443/x"))
+        with pytest.raises(BadInput, match="an edit must stay on https://"):
+            await rig.operator.edit(kept.dlq_id, "ann", Edit(url="http://api.payments.test:8443/x"))
 
 
 async def test_steps_out_of_order_are_refused_with_what_is_possible(tmp_path: Path) -> None:
@@ -650,7 +675,7 @@ async def test_an_edit_keeps_the_original_and_shows_what_was_changed(tmp_path: P
 async def test_an_edit_cannot_lead_a_credential_elsewhere(tmp_path: Path) -> None:
     async with rig_in(tmp_path) as rig:
         kept = await rig.letters.keep(failed())
-        with pytest.raises(BadInput, match=r"must stay on api\.payments\.test:443"):
+        with pytest.raises(BadInput, match=r"must stay on https://api\.payments\.test:443"):
             await rig.operator.edit(kept.dlq_id, "ann", Edit(url="https://evil.test/"))
         with pytest.raises(BadInput, match="max_body_bytes"):
             await rig.operator.edit(kept.dlq_id, "ann", Edit(body=bytes(1_048_577)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import pytest
@@ -17,11 +18,13 @@ from sidecar.durable.export import Files
 from sidecar.durable.filters import Filter
 from sidecar.durable.operator import Edit
 from sidecar.durable.seal import FOLDER
-from sidecar.durable.trouble import BadInput, Damaged, NoSuchThing, NotKept
+from sidecar.durable.trouble import BadInput, Damaged, NoSuchThing, NotKept, NotNow
 from sidecar.durable.workflow import Ask
 from telemetry.record import NOT_CONNECTED
 from tests.durability.faults import FaultyDisk
 from tests.durability.rigs import START, Rig, failed, rig_in
+
+SUFFIXES = {"body_file": ".body", "original_body_file": ".original.body"}
 
 
 async def fill(rig: Rig) -> list[str]:
@@ -44,6 +47,45 @@ async def fill(rig: Rig) -> list[str]:
     return ids
 
 
+async def write(rig: Rig, folder: Path) -> int:
+    """Every entry to files, as the command line does it; how many."""
+    damaged: list[str] = []
+    entries = [files async for files in Files(rig.letters, rig.listing).export(Filter(), damaged)]
+    for file in itertools.chain.from_iterable(entries):
+        (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file.path).write_bytes(file.content)
+    assert [] == damaged
+    return len(entries)
+
+
+def given(path: Path) -> tuple[str, bytes, dict[str, bytes | None]]:
+    """A document with what lies beside it."""
+    beside = {name: path.with_suffix(suffix) for name, suffix in SUFFIXES.items()}
+    found = {name: file.read_bytes() if file.exists() else None for name, file in beside.items()}
+    return str(path), path.read_bytes(), found
+
+
+def documents(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.json"))
+
+
+class Imported(NamedTuple):
+    added: int
+    known: int
+    refused: list[str]
+
+
+async def bring_in(rig: Rig, folder: Path) -> Imported:
+    outcomes: list[bool] = []
+    refused: list[str] = []
+    for path in documents(folder):
+        try:
+            outcomes.append(await Files(rig.letters, rig.listing).bring_in(*given(path)))
+        except (BadInput, Damaged, NotNow) as why:
+            refused.append(str(why))
+    return Imported(outcomes.count(True), outcomes.count(False), refused)
+
+
 def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -55,9 +97,7 @@ def share_keys(source: Path, target: Path) -> None:
 async def exported(tmp_path: Path) -> list[str]:
     async with rig_in(tmp_path / "one") as rig:
         ids = await fill(rig)
-        steps: list[int] = []
-        assert 6 == await Files(rig.letters, rig.listing).export(tmp_path / "out", Filter(), steps.append)
-        assert [6] == steps
+        assert 6 == await write(rig, tmp_path / "out")
     return ids
 
 
@@ -96,13 +136,12 @@ async def test_a_round_trip_is_exact(tmp_path: Path) -> None:
     async with rig_in(tmp_path / "one") as rig:
         before = [(await rig.entry(dlq_id), await rig.letters.request(dlq_id)) for dlq_id in ids]
     async with rig_in(tmp_path / "two") as rig:
-        files = Files(rig.letters, rig.listing)
-        result = await files.bring_in(tmp_path / "out")
+        result = await bring_in(rig, tmp_path / "out")
         assert (6, 0, []) == (result.added, result.known, result.refused)
         assert {"payments"} == rig.letters.waiting
-        again = await files.bring_in(tmp_path / "out")
+        again = await bring_in(rig, tmp_path / "out")
         assert (0, 6, []) == (again.added, again.known, again.refused)
-        await files.export(tmp_path / "again", Filter())
+        await write(rig, tmp_path / "again")
         after = [(await rig.entry(dlq_id), await rig.letters.request(dlq_id)) for dlq_id in ids]
         assert ids == await rig.ids(Filter(), oldest_first=True)
         for _, request in after:
@@ -115,17 +154,35 @@ async def test_a_round_trip_is_exact(tmp_path: Path) -> None:
     assert content(tmp_path / "out") == content(tmp_path / "again")
 
 
-async def test_one_document_is_the_content_of_its_file(tmp_path: Path) -> None:
-    ids = await exported(tmp_path)
+async def test_what_cannot_be_read_is_set_aside_and_named_and_the_rest_is_exported(tmp_path: Path) -> None:
     async with rig_in(tmp_path / "one") as rig:
-        files = Files(rig.letters, rig.listing)
-        data = await files.document(ids[0])
-        assert (tmp_path / "out" / "create_charge" / f"{ids[0]}.json").read_bytes() == data
+        ids = await fill(rig)
+        files, damaged = Files(rig.letters, rig.listing), list[str]()
         with pytest.raises(NoSuchThing):
-            await files.document("dlq_20270115_080000_ffffffff")
-        await rig.store.write(lambda connection: connection.execute("DELETE FROM payloads") and None)
-        with pytest.raises(Damaged):
-            await files.document(ids[0])
+            await files.files("dlq_20270115_080000_ffffffff")
+        request = await rig.letters.request(ids[2])
+        (rig.letters.bodies.folder / str(request.body_file)).unlink()
+        await rig.store.write(
+            lambda connection: (
+                connection.execute(
+                    "DELETE FROM payloads WHERE seq = (SELECT seq FROM dead_letters WHERE dlq_id = ?)", (ids[0],)
+                )
+                and None
+            )
+        )
+        found = [entry async for entry in files.export(Filter(), damaged)]
+        assert ([ids[0], ids[2]], 4) == (damaged, len(found))
+        assert "not_replayable" == (await rig.entry(ids[2])).verdict
+
+
+async def test_an_entry_that_goes_while_an_export_is_under_way_is_left_out(tmp_path: Path) -> None:
+    async with rig_in(tmp_path / "one") as rig:
+        await fill(rig)
+        damaged: list[str] = []
+        export = Files(rig.letters, rig.listing).export(Filter(), damaged)
+        await anext(export)
+        await rig.store.write(lambda connection: connection.execute("DELETE FROM dead_letters") and None)
+        assert ([], []) == ([entry async for entry in export], damaged)
 
 
 async def test_a_file_cut_off_at_any_byte_is_refused_with_the_line(tmp_path: Path) -> None:
@@ -190,7 +247,7 @@ def rewritten(data: bytes, **changed: Any) -> bytes:
         ({"original_payload__sealed__head": "!!!"}, "is not a dead letter"),
         ({"original_payload__sealed__head": None}, "has no sealed head"),
         ({"original_payload__host": "evil.test:443"}, "belongs to another entry or host"),
-        ({"original_payload__sealed__body_file": "ab" * 32}, "cannot be read"),
+        ({"original_payload__sealed__body_file": "ab" * 32}, ".body: is missing"),
     ],
 )
 async def test_a_clever_edit_is_refused_as_well(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
@@ -199,7 +256,7 @@ async def test_a_clever_edit_is_refused_as_well(tmp_path: Path, changed: dict[st
     path.write_bytes(rewritten(path.read_bytes(), **changed))
     share_keys(tmp_path / "one", tmp_path / "two")
     async with rig_in(tmp_path / "two") as rig:
-        result = await Files(rig.letters, rig.listing).bring_in(tmp_path / "out")
+        result = await bring_in(rig, tmp_path / "out")
         assert (5, 1) == (result.added, len(result.refused)), result.refused
         assert message in result.refused[0]
         assert str(path) in result.refused[0] or ids[0] in result.refused[0]
@@ -213,7 +270,7 @@ async def test_a_body_that_was_changed_or_cut_off_is_refused(tmp_path: Path) -> 
         body = tmp_path / "out" / name
         body.write_bytes(body.read_bytes()[:-1])
     async with rig_in(tmp_path / "two") as rig:
-        result = await Files(rig.letters, rig.listing).bring_in(tmp_path / "out")
+        result = await bring_in(rig, tmp_path / "out")
         assert (4, 2) == (result.added, len(result.refused))
         assert all("was cut off or changed" in why for why in result.refused)
         assert [] == os.listdir(rig.letters.bodies.folder)
@@ -222,7 +279,7 @@ async def test_a_body_that_was_changed_or_cut_off_is_refused(tmp_path: Path) -> 
 async def test_another_key_is_refused_with_its_id(tmp_path: Path) -> None:
     ids = await exported(tmp_path)
     async with rig_in(tmp_path / "two") as rig:
-        result = await Files(rig.letters, rig.listing).bring_in(tmp_path / "out")
+        result = await bring_in(rig, tmp_path / "out")
         assert (0, len(ids)) == (result.added, len(result.refused))
         assert all("needs key" in why for why in result.refused)
         assert [] == os.listdir(rig.letters.bodies.folder)
@@ -231,9 +288,8 @@ async def test_another_key_is_refused_with_its_id(tmp_path: Path) -> None:
 async def test_an_entry_that_is_here_already_is_left_as_it_is(tmp_path: Path) -> None:
     ids = await exported(tmp_path)
     async with rig_in(tmp_path / "one") as rig:
-        files = Files(rig.letters, rig.listing)
         await rig.operator.annotate(ids[0], "ann", "changed since")
-        result = await files.bring_in(tmp_path / "out")
+        result = await bring_in(rig, tmp_path / "out")
         assert (0, 5, 1) == (result.added, result.known, len(result.refused))
         assert "is here already and differs" in result.refused[0]
         assert 2 == len((await rig.entry(ids[0])).notes)
@@ -245,10 +301,10 @@ async def test_one_that_was_being_replayed_comes_back_as_maybe_sent(tmp_path: Pa
     async with rig_in(tmp_path / "one") as rig:
         kept = await rig.letters.keep(failed(code="CONNECTION_REFUSED", phase=NOT_CONNECTED))
         await Claims(rig.letters).take(kept.dlq_id, "job", Ask(), "ann")
-        await Files(rig.letters, rig.listing).export(tmp_path / "out", Filter())
+        await write(rig, tmp_path / "out")
     share_keys(tmp_path / "one", tmp_path / "two")
     async with rig_in(tmp_path / "two") as rig:
-        assert 1 == (await Files(rig.letters, rig.listing).bring_in(tmp_path / "out")).added
+        assert 1 == (await bring_in(rig, tmp_path / "out")).added
         entry = await rig.entry(kept.dlq_id)
         assert ("pending", "unsafe") == (entry.status, entry.verdict)
 
@@ -268,9 +324,9 @@ async def test_two_imports_of_the_same_file_at_once_keep_the_body(tmp_path: Path
                 return False  # as if the other import had not been committed yet
             return await original(work)
 
-        assert await files.bring_in_document(path.read_bytes(), path)
+        assert await files.bring_in(*given(path))
         rig.store.read = blind  # type: ignore[method-assign]  # the moment between the look and the write
-        assert not await files.bring_in_document(path.read_bytes(), path)
+        assert not await files.bring_in(*given(path))
         rig.store.read = original  # type: ignore[method-assign]
         request = await rig.letters.request(ids[2])
         assert 400_000 == sum([len(chunk) async for chunk in rig.letters.payloads.body(request)])
@@ -286,7 +342,7 @@ async def test_a_disk_that_fails_during_an_import_leaves_nothing_half(tmp_path: 
         async with rig_in(target, disk=disk) as rig:
             disk.failing = disk.steps + failing
             try:
-                await Files(rig.letters, rig.listing).bring_in_document(path.read_bytes(), path)
+                await Files(rig.letters, rig.listing).bring_in(*given(path))
             except NotKept:
                 assert [] == await rig.ids(Filter())
                 continue

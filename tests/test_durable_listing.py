@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sidecar.durable import listing as listing_module
-from sidecar.durable.filters import Filter, parse_filter
+from sidecar.durable.filters import Filter
 from sidecar.durable.trouble import BadInput
 from tests.durability.rigs import START, Rig, failed, rig_in, terms
 
@@ -170,54 +170,6 @@ async def test_a_shown_row_has_no_secrets(tmp_path: Path) -> None:
         (row,) = await rig.listing.rows_shown(await rig.listing.page(Filter()))
         assert "https://api.payments.test/v1/charges?order=0&token=REDACTED" == row["url"]
         assert "canary" not in repr(row)
-
-
-# ---- what people write -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, Filter()),
-        ({"limit": "5", "cursor": "x"}, Filter()),
-        ({"status": "pending, failed"}, Filter(status=("pending", "failed"))),
-        ({"upstream": "payments"}, Filter(upstream=("payments",))),
-        (
-            {"error_class": "NETWORK_TIMEOUT", "verdict": "safe"},
-            Filter(error_class=("NETWORK_TIMEOUT",), verdict=("safe",)),
-        ),
-        ({"since": "2027-01-15T08:00:00Z"}, Filter(since=START)),
-        ({"since": "2027-01-15T09:00:00 01:00"}, Filter(since=START)),
-        ({"since": "2027-01-15T08:00:00"}, Filter(since=START)),
-        ({"since": "1800000000.5"}, Filter(since=START + 0.5)),
-        ({"since": "2h", "until": "15m"}, Filter(since=START - 7200, until=START - 900)),
-        ({"q": "  words "}, Filter(q="words")),
-        ({"workflow": "w1"}, Filter(workflow="w1")),
-    ],
-)
-def test_a_filter_is_read_as_it_is_written(given: dict[str, str], expected: Filter) -> None:
-    assert expected == parse_filter(given, START)
-
-
-@pytest.mark.parametrize(
-    ("given", "field", "message"),
-    [
-        ({"colour": "red"}, "colour", "is not a filter; there are status, upstream"),
-        ({"status": "lost"}, "status", "'lost' is not one of pending"),
-        ({"verdict": "maybe"}, "verdict", "'maybe' is not one of safe"),
-        ({"error_class": "oops"}, "error_class", "is not an error code"),
-        ({"upstream": ","}, "upstream", "1 to 50 values"),
-        ({"upstream": ",".join("x" * 60)}, "upstream", "1 to 50 values"),
-        ({"since": "yesterday"}, "since", "2026-01-29T12:00:00Z"),
-        ({"since": "1h", "until": "2h"}, "until", "must be after `since`"),
-        ({"q": "x" * 201}, "q", "at most 200"),
-        ({"q": "!!!"}, "q", "no word"),
-    ],
-)
-def test_a_malformed_filter_is_refused_by_name(given: dict[str, str], field: str, message: str) -> None:
-    with pytest.raises(BadInput, match=message) as refused:
-        parse_filter(given, START)
-    assert (field, 400) == (refused.value.field, refused.value.status)
 
 
 async def test_limits_and_cursors_that_were_not_given_out_are_refused(tmp_path: Path) -> None:

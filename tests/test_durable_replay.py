@@ -384,7 +384,7 @@ async def test_a_job_of_a_dead_process_is_interrupted(tmp_path: Path) -> None:
         await replayer.recover()
         shown = await replayer.job(job.job_id)
         assert ("interrupted", "the sidecar was stopped or killed") == (shown["state"], shown["why"])
-        assert [job.job_id] == [one["job_id"] for one in await replayer.jobs()]
+        assert [job.job_id] == [one["job_id"] for one in (await replayer.jobs())[0]]
         with pytest.raises(NotNow, match="earlier run"):
             await replayer.act(job.job_id, "resume")
         with pytest.raises(NoSuchThing):

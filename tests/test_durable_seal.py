@@ -176,7 +176,7 @@ def test_a_new_key_seals_after_the_next_start_and_the_old_one_still_opens(tmp_pa
 
 
 def test_a_key_of_the_environment_cannot_be_changed_here(tmp_path: Path) -> None:
-    with pytest.raises(NotNow, match="start with SIDECAR_SEAL_KEY=new,old"):
+    with pytest.raises(NotNow, match="set SIDECAR_SEAL_KEY to `new,old`"):
         next_key(load_keyring(tmp_path, "ab" * 32), FaultyDisk())
 
 

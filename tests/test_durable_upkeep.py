@@ -342,7 +342,7 @@ async def test_a_key_from_the_environment_is_rotated_by_a_restart(tmp_path: Path
     keyring = load_keyring(tmp_path, key)
     store = await Store.open(tmp_path, hooks=[keyring.prove])
     bodies = Bodies(store, keyring)
-    with pytest.raises(NotNow, match="SIDECAR_SEAL_KEY=new,old"):
+    with pytest.raises(NotNow, match="set SIDECAR_SEAL_KEY to `new,old`"):
         await Rotation(store, keyring, bodies).rotate()
     await store.close()
     keyring = load_keyring(tmp_path, f"{other},{key}")

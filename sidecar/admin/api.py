@@ -5,18 +5,26 @@ Law: no handler here. What is served is what stands in `routes`, and documents a
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from aiohttp import web
 
 from config.addresses import is_loopback
 from sidecar.admin.access import Access
 from sidecar.admin.breakers import Breakers
 from sidecar.admin.changes import Changes
+from sidecar.admin.dead_letter_files import DeadLetterFiles
+from sidecar.admin.dead_letters import DeadLetters
 from sidecar.admin.errors import Errors
 from sidecar.admin.events import LiveEvents
 from sidecar.admin.guard import Guard
+from sidecar.admin.jobs import Jobs
+from sidecar.admin.keys import Keys
 from sidecar.admin.measures import Measures
 from sidecar.admin.openapi import OpenApi
 from sidecar.admin.probes import FOR_ANYONE, Probes
+from sidecar.admin.replays import Replays
 from sidecar.admin.retries import Retries
 from sidecar.admin.route import BODY_LIMIT, Route
 from sidecar.admin.sessions import Sessions
@@ -49,6 +57,11 @@ class Api:
             *self.events.routes(),
             *Measures(proxy).routes(),
             *Errors(proxy).routes(),
+            *DeadLetterFiles(proxy, changes).routes(),
+            *Replays(proxy, changes).routes(),
+            *DeadLetters(proxy, changes).routes(),
+            *Jobs(proxy, changes).routes(),
+            *Keys(proxy, changes).routes(),
             *openapi.routes(),
         )
         openapi.described = self.routes
@@ -59,11 +72,13 @@ class Api:
         beyond = not is_loopback(self._proxy.settings.admin.host)
         guard = Guard(self._proxy, served, None if probes_only else Access(self._proxy), beyond=beyond)
         app = web.Application(middlewares=[guard.in_one_shape], client_max_size=BODY_LIMIT)
+        paths = {route.path for route in served}
         for route in served:
+            path = unmistakable(route.path, paths)
             if route.method == "GET":
-                app.router.add_get(route.path, route.serve)  # and HEAD
+                app.router.add_get(path, route.serve)  # and HEAD
             else:
-                app.router.add_route(route.method, route.path, route.serve)
+                app.router.add_route(route.method, path, route.serve)
         if probes_only:
             app[FOR_ANYONE] = True
         else:
@@ -72,3 +87,21 @@ class Api:
 
     async def _stop(self, app: web.Application) -> None:
         self.events.end()
+
+
+def unmistakable(path: str, paths: Iterable[str]) -> str:
+    """The path for the router, where a `{part}` never stands for a word that another path has in its place: what
+    `/dlq/replays` does not take must not be taken for something about a dead letter of that name."""
+    parts = path.split("/")
+    others = [other.split("/") for other in paths]
+    for place, part in enumerate(parts):
+        if part.startswith("{"):
+            taken = {
+                other[place]
+                for other in others
+                if len(other) == len(parts) and other[:place] == path.split("/")[:place] and other[place][0] != "{"
+            }
+            if taken:
+                words = "|".join(re.escape(word) for word in sorted(taken))
+                parts[place] = f"{part[:-1]}:(?!(?:{words})(?:/|$))[^{{}}/]+}}"
+    return "/".join(parts)

@@ -14,6 +14,12 @@ from sidecar.proxy import Proxy
 _EVENT = "sidecar.operator.change"
 
 
+def who(request: web.Request) -> str:
+    """The name of whoever asks, for what they leave behind."""
+    name: str = request.get(WHO, "local")
+    return name
+
+
 class Changes:
     """Writes each change to the log."""
 
@@ -32,7 +38,7 @@ class Changes:
             before=before,
             after=after,
             reason=told or None,
-            who=request.get(WHO, "local"),
+            who=who(request),
             user=self._proxy.signals.redactor.text(request.headers.get("x-sidecar-user", ""))[:40] or None,
             client=request.remote,
             user_agent=self._proxy.signals.redactor.text(request.headers.get("User-Agent", ""))[:200] or None,

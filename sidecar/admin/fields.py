@@ -93,6 +93,8 @@ Duration = Annotated[float, BeforeValidator(seconds_of), WithJsonSchema(_DURATIO
 Moment = Annotated[
     Since, PlainValidator(_since), WithJsonSchema({"type": "string", "examples": ["15m", "2026-01-29T12:00:00Z"]})
 ]
+Flag = Annotated[bool, Field(strict=True)]
+Number = Annotated[int, Field(strict=True)]
 Limit = Annotated[int, Field(ge=1, le=MOST_ITEMS)]
 Text = Annotated[str, Field(max_length=500)]
 BreakerState = Literal["closed", "open", "half_open"]

@@ -16,8 +16,9 @@ from aiohttp import web
 from config.keys import nearest
 from sidecar import clock
 from sidecar.admin.access import Access
-from sidecar.admin.problem import ErrorAnswer, Problem
-from sidecar.admin.route import BODY_LIMIT, Route, json_response
+from sidecar.admin.problem import ErrorAnswer, Problem, from_trouble
+from sidecar.admin.route import Route, json_response
+from sidecar.durable.trouble import Trouble
 from sidecar.proxy import Proxy
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -42,6 +43,8 @@ class Guard:
             return await handler(request)
         except Problem as problem:
             return self._refusal(problem)
+        except Trouble as trouble:
+            return self._refusal(from_trouble(trouble))
         except web.HTTPException as refused:
             return self._refusal(self._of_the_library(request, refused))
         except ConnectionError:
@@ -87,8 +90,6 @@ class Guard:
             allowed = ", ".join(sorted(refused.allowed_methods))
             message = f"{path} does not take {request.method[:20]}; it takes {allowed}"
             return Problem(405, "CLIENT_ERROR", message, headers={"Allow": refused.headers["Allow"]})
-        if isinstance(refused, web.HTTPRequestEntityTooLarge):
-            return Problem(413, "PAYLOAD_TOO_LARGE", f"the body is larger than {BODY_LIMIT} bytes")
         if refused.status == 404:
             near = nearest(path, self._paths)
             hint = f'; did you mean "{near}"?' if near is not None else ""

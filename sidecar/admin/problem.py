@@ -6,14 +6,15 @@ Law: one shape for every refusal, the one the app gets from the proxy too; the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from config.explain import explain
 from config.keys import nearest
+from sidecar.durable.trouble import BadInput, Trouble
 from telemetry.redact import Redactor
 
 _LONGEST_VALUE = 100
@@ -106,6 +107,13 @@ def from_validation(refused: ValidationError, model: type[BaseModel]) -> Problem
     return invalid(_field_error(error, model) for error in refused.errors(include_url=False))
 
 
+def from_trouble(trouble: Trouble) -> Problem:
+    """What the durable layers refused, with their own words on what to do."""
+    if isinstance(trouble, BadInput):
+        return wrong(trouble.field, None, str(trouble).removeprefix(f"{trouble.field}: "))
+    return Problem(trouble.status, trouble.code, str(trouble))
+
+
 def shortened(value: object) -> str | None:
     if value is None:
         return None
@@ -128,7 +136,7 @@ def _field_error(error: ErrorDetails, model: type[BaseModel]) -> FieldError:
     field = ".".join(str(part) for part in error["loc"]) or "body"
     kind = error["type"]
     if kind == "extra_forbidden":
-        known = sorted(model.model_fields)
+        known = sorted(_inside(model, error["loc"][:-1]))
         offered = f"there is {', '.join(known)}" if known else "nothing may be given here"
         message = f"is not known; {offered}{_suggestion(error['loc'][-1], known)}"
         return FieldError(field=field, value=shortened(error["input"]), constraint="unknown", message=message)
@@ -141,6 +149,28 @@ def _field_error(error: ErrorDetails, model: type[BaseModel]) -> FieldError:
         told = explain(error)
         message = told.message + (f'; did you mean "{told.nearest}"?' if told.nearest else "")
     return FieldError(field=field, value=shortened(error["input"]), constraint=kind, message=message)
+
+
+def _inside(model: type[BaseModel], path: tuple[int | str, ...]) -> Iterable[str]:
+    """The keys there are where a path leads."""
+    for part in path:
+        if isinstance(part, str):
+            found = model.model_fields.get(part)
+            inner = next(filter(_is_model, _kinds(None if found is None else found.annotation)), None)
+            if inner is None:
+                return ()
+            model = inner
+    return model.model_fields
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for inner in get_args(annotation):
+        yield from _kinds(inner)
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 _WORDING: dict[str, Callable[[Any], str]] = {

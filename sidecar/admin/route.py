@@ -69,12 +69,14 @@ class Route:
     """Statuses besides 200 that are no refusals, and their shapes."""
     refusals: tuple[int, ...] = ()
     """Statuses of refusals beyond those every route has."""
+    body_limit: int = BODY_LIMIT
+    """How many bytes its body may have."""
     probe: bool = False
     """Served on the `probes` listener too."""
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         query = _query(request, self.query)
-        body = await _body(request, self.body)
+        body = await _body(request, self.body, self.body_limit)
         told = await self.handler(Call(request, query, body))
         return told if isinstance(told, web.StreamResponse) else json_response(told)
 
@@ -100,14 +102,16 @@ def _query(request: web.Request, model: type[Query]) -> Query:
         raise from_validation(refused, model) from None
 
 
-async def _body(request: web.Request, model: type[Body]) -> Body:
+async def _body(request: web.Request, model: type[Body], limit: int) -> Body:
     if model is NoBody:
         return NoBody()
     try:
         async with asyncio.timeout(BODY_PATIENCE):
-            raw = await request.read()
+            raw = await request.clone(client_max_size=limit).read()
     except TimeoutError:
         raise Problem(408, "CLIENT_ERROR", f"the body did not arrive within {BODY_PATIENCE:g} s") from None
+    except web.HTTPRequestEntityTooLarge:
+        raise Problem(413, "PAYLOAD_TOO_LARGE", f"the body is larger than {limit} bytes") from None
     except web.RequestPayloadError as broken:
         raise Problem(400, "MALFORMED_REQUEST", f"the body cannot be read: {broken}") from None
     if raw and request.content_type != "application/json":

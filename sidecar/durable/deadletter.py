@@ -27,7 +27,7 @@ from sidecar.durable.seal import Keyring
 from sidecar.durable.store import Store
 from sidecar.durable.trouble import Damaged, NoSuchThing, NotKept
 from sidecar.durable.verdict import Verdict, judge, worse
-from sidecar.durable.workflow import WAITING, View
+from sidecar.durable.workflow import WAITING, Ask, View, refuse_replay
 from telemetry.metrics import Stored
 from telemetry.record import PHASE_WORDS
 from telemetry.redact import Redactor
@@ -227,14 +227,34 @@ class DeadLetters:
         return row.entry
 
     async def detail(self, dlq_id: str) -> dict[str, Any]:
-        """As it may be shown: everything but secrets, the url redacted, the verdict of this moment."""
-        row, request = await self._read(
-            dlq_id, lambda connection, row: self.payloads.request(connection, row.seq, row.entry)
-        )
-        verdict = self.judge(row.entry)
-        redactor = self.terms_of(row.entry.upstream).redactor
-        shown = row.entry.shown()
-        return {**shown, "url": redactor.url(request.url), "verdict": verdict.word, "sentence": verdict.sentence}
+        """As it may be shown: everything but secrets, the url redacted, the verdict of this moment, and what the rules
+        say about a replay."""
+        try:
+            row, url = await self._read(dlq_id, lambda connection, row: self._url(connection, row))
+        except Damaged as damaged:  # set aside by now; what is not sealed can still be shown
+            try:
+                row, url = await self._read(dlq_id, lambda connection, row: "")
+            except NoSuchThing:
+                raise damaged from None
+        view, terms = self.view(row.entry), self.terms_of(row.entry.upstream)
+        against = refuse_replay(view, terms.replay, Ask())
+        return {
+            **row.entry.shown(),
+            "url": terms.redactor.url(url),
+            "verdict": view.verdict,
+            "sentence": view.sentence,
+            "replay": {
+                "allowed": against is None,
+                "why_not": None if against is None else against.why,
+                "what_to_do": None if against is None else against.what_to_do,
+            },
+        }
+
+    def _url(self, connection: sqlite3.Connection, row: Row) -> str:
+        head = connection.execute("SELECT head FROM payloads WHERE seq = ?", (row.seq,)).fetchone()
+        if head is None:
+            raise Damaged(f"what was sealed with {row.entry.dlq_id} is missing")
+        return self.payloads.url(row.entry, head[0])
 
     async def request(self, dlq_id: str) -> Request:
         """With its secrets, for sending."""

@@ -11,12 +11,12 @@ import base64
 import binascii
 import hashlib
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import orjson
 
 from sidecar.durable.entry import TIMES, Entry, ms
-from sidecar.durable.filters import moment
 from sidecar.durable.trouble import BadInput
 from telemetry.timestamps import rfc3339
 
@@ -98,7 +98,15 @@ def _document(fields: dict[str, Any]) -> Document:
 
 
 def _time(name: str, text: str | None) -> float | None:
-    return None if text is None else ms(moment(name, text, 0.0))
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise BadInput(name, "must be a time, as in 2026-01-29T12:00:00.000Z")
+    return ms(moment.timestamp())
 
 
 def _checked_lines(data: bytes, name: str) -> list[bytes]:

@@ -1,7 +1,8 @@
-"""Dead letters out to files and back: `{operation}/{dlq_id}.json`, large bodies beside them.
+"""Dead letters as files and back: `{operation}/{dlq_id}.json`, large bodies beside them.
 
 Law: an export is a copy, nothing in the store changes. An import adds an entry whole or not at all; one that exists
-already is left as it is, and said to be there. Names of files come from checked ids, never from a request.
+already is left as it is, and said to be there. Names of files come from checked ids, never from a request. Where the
+files lie is not known here.
 """
 
 from __future__ import annotations
@@ -9,15 +10,14 @@ from __future__ import annotations
 import hashlib
 import re
 import sqlite3
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
-from pathlib import Path
+from pathlib import PurePath
+from typing import NamedTuple
 
 from sidecar.durable import document, rows
 from sidecar.durable.bodies import BodyFile
 from sidecar.durable.deadletter import DeadLetters, no_such
-from sidecar.durable.disk import private_directory
 from sidecar.durable.document import Document
 from sidecar.durable.entry import Entry, validate
 from sidecar.durable.filters import Filter
@@ -25,7 +25,7 @@ from sidecar.durable.intake import prints_of, short
 from sidecar.durable.listing import Listing
 from sidecar.durable.payloads import opened_head
 from sidecar.durable.rows import Row
-from sidecar.durable.trouble import BadInput, Damaged, NotNow
+from sidecar.durable.trouble import BadInput, Damaged, NoSuchThing, NotNow
 
 _SEALED = "head, body, response, original_head, original_body, body_file, original_body_file"
 _SUFFIXES = {"body_file": ".body", "original_body_file": ".original.body"}
@@ -33,16 +33,12 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 _OVERWRITES = frozenset({"PUT", "DELETE"})
 _PAGE = 200
 
-Progress = Callable[[int], None]
 
+class File(NamedTuple):
+    """One file of an export: `{operation}/{dlq_id}.json`, or a body beside it."""
 
-@dataclass(slots=True)
-class Imported:
-    """What an import did. `refused` has a reason for each file that was not taken."""
-
-    added: int = 0
-    known: int = 0
-    refused: list[str] = field(default_factory=list)
+    path: str
+    content: bytes
 
 
 class Files:
@@ -54,23 +50,41 @@ class Files:
 
     # ---- out -----------------------------------------------------------------------------------------------------
 
-    async def export(self, folder: Path, wanted: Filter, progress: Progress = lambda done: None) -> int:
-        """Returns how many entries were written."""
-        done, cursor = 0, None
+    async def export(self, wanted: Filter, damaged: list[str]) -> AsyncIterator[list[File]]:
+        """Entry by entry, oldest first: its files, the document last. Those that cannot be read are named in
+        `damaged` and set aside."""
+        cursor = None
         while True:
             page = await self._listing.page(wanted, limit=_PAGE, cursor=cursor, oldest_first=True)
             for entry in page.items:
-                await self._export_one(folder, entry.dlq_id)
-                done += 1
-            progress(done)
+                try:
+                    yield await self.files(entry.dlq_id)
+                except Damaged as problem:
+                    await self._letters.set_aside(entry.dlq_id, problem.message)
+                    damaged.append(entry.dlq_id)
+                except NoSuchThing:
+                    pass  # its stay ended between the page and now
             cursor = page.next_cursor
             if cursor is None:
-                return done
+                return
 
-    async def document(self, dlq_id: str) -> bytes:
-        """One entry as the content of its file."""
-        found, _ = await self._letters.store.read(partial(self._document, dlq_id=dlq_id))
-        return document.written(found)
+    async def files(self, dlq_id: str) -> list[File]:
+        """One entry."""
+        store, bodies = self._letters.store, self._letters.bodies.folder
+        found, names = await store.read(partial(self._document, dlq_id=dlq_id))
+        place = _UNFIT.sub("_", found.entry.operation_type)[:80] or "_"
+
+        def work() -> list[File]:
+            try:
+                beside = [
+                    File(f"{place}/{dlq_id}{_SUFFIXES[name]}", (bodies / file).read_bytes())
+                    for name, file in names.items()
+                ]
+            except OSError as error:
+                raise Damaged(f"a body file of {dlq_id} cannot be read: {error.strerror}") from error
+            return [*beside, File(f"{place}/{dlq_id}.json", document.written(found))]
+
+        return await store.in_thread(work)
 
     def _document(self, connection: sqlite3.Connection, dlq_id: str) -> tuple[Document, dict[str, str]]:
         row = rows.load(connection, dlq_id)
@@ -85,59 +99,28 @@ class Files:
         hashes = {name: None if file is None else file.removesuffix(".body") for name, file in files.items()}
         return Document(row.entry, found, hashes), {name: file for name, file in files.items() if file is not None}
 
-    async def _export_one(self, folder: Path, dlq_id: str) -> None:
-        found, files = await self._letters.store.read(partial(self._document, dlq_id=dlq_id))
-        disk, bodies = self._letters.store.disk, self._letters.bodies.folder
-
-        def work() -> None:
-            place = folder / (_UNFIT.sub("_", found.entry.operation_type)[:80] or "_")
-            private_directory(place)
-            for name, file in files.items():
-                disk.write_whole(place / (dlq_id + _SUFFIXES[name]), (bodies / file).read_bytes())
-            disk.write_whole(place / f"{dlq_id}.json", document.written(found))
-
-        await self._letters.store.in_thread(work)
-
     # ---- in ------------------------------------------------------------------------------------------------------
 
-    async def bring_in(self, folder: Path, progress: Progress = lambda done: None) -> Imported:
-        """Every file below `folder`. One that is refused does not hold up the others."""
-        paths = await self._letters.store.in_thread(lambda: sorted(folder.glob("*/*.json")))
-        result = Imported()
-        for done, path in enumerate(paths, 1):
-            try:
-                added = await self._bring_in_one(path)
-            except (BadInput, Damaged, NotNow) as refused:
-                result.refused.append(str(refused))
-            else:
-                result.added += added
-                result.known += not added
-            progress(done)
-        return result
-
-    async def _bring_in_one(self, path: Path) -> bool:
-        store = self._letters.store
-        data = await store.in_thread(path.read_bytes)
-        return await self.bring_in_document(data, path)
-
-    async def bring_in_document(self, data: bytes, path: Path) -> bool:
-        """True if it was added, False if the same entry is there already."""
-        letters = self._letters
-        given = await letters.store.in_thread(partial(document.read, data, str(path)))
+    async def bring_in(self, name: str, data: bytes, beside: Mapping[str, bytes | None]) -> bool:
+        """True if it was added, False if the same entry is there already. `beside` has the content of `body_file` and
+        `original_body_file`, as far as there are such files."""
+        letters, path = self._letters, PurePath(name)
+        given = await letters.store.in_thread(partial(document.read, data, name))
         try:
             validate(given.entry)
         except BadInput as wrong:
-            raise BadInput(f"{path}: {wrong.field}", wrong.message.partition(": ")[2]) from None
+            raise BadInput(f"{name}: {wrong.field}", wrong.message.partition(": ")[2]) from None
         if given.entry.dlq_id != path.stem:
-            raise BadInput(str(path), f"is the file of {given.entry.dlq_id}", "give it its name back")
+            raise BadInput(name, f"is the file of {given.entry.dlq_id}", "give it its name back")
         if await letters.store.read(partial(self._known, entry=given.entry)):
             return False
         bodies: dict[str, BodyFile] = {}
         added = False
         try:
-            for name, content in given.files.items():
+            for part, content in given.files.items():
                 if content is not None:
-                    bodies[name] = await self._copy_body(path, name, content, given.entry)
+                    source = str(path.with_name(given.entry.dlq_id + _SUFFIXES[part]))
+                    bodies[part] = await self._body(source, beside.get(part), content, given.entry)
             row = await letters.store.in_thread(partial(self._row, given, bodies))
             added = await letters.store.write(
                 partial(self._insert, row=row, given=given, bodies=bodies), grows=len(data)
@@ -147,15 +130,12 @@ class Files:
         letters.waiting.add(given.entry.upstream)
         return added
 
-    async def _copy_body(self, path: Path, name: str, content: str, entry: Entry) -> BodyFile:
+    async def _body(self, source: str, data: bytes | None, content: str, entry: Entry) -> BodyFile:
         """The sealed file beside the document, checked against its hash and opened once."""
-        source = path.with_name(entry.dlq_id + _SUFFIXES[name])
-        try:
-            data = await self._letters.store.in_thread(source.read_bytes)
-        except OSError as error:
-            raise BadInput(str(source), f"cannot be read: {error.strerror}", "export it again") from None
-        if hashlib.sha256(data).hexdigest() != content:
-            raise BadInput(str(source), "was cut off or changed since it was written", "export it again")
+        if data is None:
+            raise BadInput(source, "is missing", "export it again")
+        if await self._letters.store.in_thread(lambda: hashlib.sha256(data).hexdigest()) != content:
+            raise BadInput(source, "was cut off or changed since it was written", "export it again")
         return await self._letters.bodies.adopt(data, content, entry.host, entry.dlq_id)
 
     def _row(self, given: Document, bodies: dict[str, BodyFile]) -> Row:

@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 from sidecar.durable import rows
 from sidecar.durable.deadletter import DeadLetters
 from sidecar.durable.entry import Entry
-from sidecar.durable.filters import Filter, mark_of, match_of, read_cursor, write_cursor
+from sidecar.durable.filters import LARGEST_PAGE, Filter, mark_of, match_of, read_cursor, write_cursor
 from sidecar.durable.schema import SEQ_SHIFT
 from sidecar.durable.trouble import BadInput, Damaged
 from sidecar.durable.workflow import STATUSES, WAITING
 
-LARGEST_PAGE = 500
 _MOST_LOOKED_AT = 20_000
 
 

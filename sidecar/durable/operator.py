@@ -19,7 +19,7 @@ from sidecar.durable.intake import split_headers
 from sidecar.durable.payloads import head_of
 from sidecar.durable.rows import Row
 from sidecar.durable.trouble import BadInput, Damaged, NotNow
-from sidecar.durable.workflow import Refusal, move, refuse_close, refuse_remediation
+from sidecar.durable.workflow import Ask, Refusal, move, refuse_close, refuse_remediation, refuse_replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +40,29 @@ class Operator:
     async def annotate(self, dlq_id: str, by: str, text: str) -> Entry:
         return await self.change(dlq_id, lambda entry, at: entry.annotate(at, by, text))
 
-    async def remediate(self, dlq_id: str, by: str, kind: str, evidence: str, ticket: str = "") -> Entry:
+    async def remediate(
+        self, dlq_id: str, by: str, kind: str, evidence: str, ticket: str = "", note: str = ""
+    ) -> Entry:
         """What was wrong and where it can be seen that it is fixed."""
         _raise(refuse_remediation(kind, evidence), "remediation")
 
         def work(entry: Entry, at: float) -> None:
-            self._act(entry, "remediate", at, by, kind=kind)
+            self._act(entry, "remediate", at, by, note, kind=kind)
             given = {"kind": kind, "evidence": shorten(evidence, 4000), "ticket": shorten(ticket, 200)}
             entry.remediation = {**given, "by": by, "at": at}
 
         return await self.change(dlq_id, work)
 
-    async def validate(self, dlq_id: str, by: str) -> Entry:
-        """A dry run looked at it and found nothing against a replay."""
-        return await self.change(dlq_id, lambda entry, at: self._act(entry, "validate", at, by))
+    async def validate(self, dlq_id: str, by: str, note: str = "") -> Entry:
+        """The rules find nothing against a replay."""
+
+        def work(entry: Entry, at: float) -> None:
+            against = refuse_replay(self._letters.view(entry), self._letters.terms_of(entry.upstream).replay, Ask())
+            if against is not None:
+                raise NotNow(f"{entry.dlq_id}: {against.why}", against.what_to_do)
+            self._act(entry, "validate", at, by, note)
+
+        return await self.change(dlq_id, work)
 
     async def verify(self, dlq_id: str, by: str, note: str = "") -> Entry:
         """The effect of a successful replay was seen downstream."""
@@ -61,25 +70,21 @@ class Operator:
         def work(entry: Entry, at: float) -> None:
             if entry.status != "completed":
                 raise NotNow(f"{entry.dlq_id} has not succeeded yet, it is {entry.status}", "replay it first")
-            self._act(entry, "verify", at, by)
-            if note:
-                entry.annotate(at, by, note)
+            self._act(entry, "verify", at, by, note)
 
         return await self.change(dlq_id, work)
 
     async def close(self, dlq_id: str, by: str, note: str) -> Entry:
         _raise(refuse_close(note), "note")
 
-        def work(entry: Entry, at: float) -> None:
-            self._act(entry, "close", at, by)
-            entry.annotate(at, by, note)
-
-        return await self.change(dlq_id, work)
+        return await self.change(dlq_id, lambda entry, at: self._act(entry, "close", at, by, note))
 
     async def discard(self, dlq_id: str, by: str, reason: str = "") -> Entry:
         """It will never be sent. It stays to be looked at until `keep_completed` has passed."""
+        done = False
 
         def work(entry: Entry, at: float) -> None:
+            nonlocal done
             if entry.status in ("completed", "replaying"):
                 raise NotNow(f"{entry.dlq_id} is {entry.status}", "only what waits can be discarded")
             if entry.status == "discarded":
@@ -87,17 +92,21 @@ class Operator:
             self._act(entry, "discard", at, by, reason=reason or None)
             entry.status = "discarded"
             entry.last_attempt = max(entry.last_attempt, at)  # from here on its stay is counted
+            done = True
 
         entry = await self.change(dlq_id, work)
-        self._letters.counts.dead_letter_replayed(entry.upstream, "discarded")
+        if done:
+            self._letters.counts.dead_letter_replayed(entry.upstream, "discarded")
         return entry
 
-    def _act(self, entry: Entry, action: str, at: float, by: str, **facts: object) -> None:
+    def _act(self, entry: Entry, action: str, at: float, by: str, note: str = "", **facts: object) -> None:
         following = move(entry.state, action)
         if isinstance(following, Refusal):
             raise NotNow(f"{entry.dlq_id}: {following.why}", following.what_to_do)
         entry.state = following
         entry.happened(at, action, by=by, **facts)
+        if note:
+            entry.annotate(at, by, note)
 
     async def change(self, dlq_id: str, work: Callable[[Entry, float], None]) -> Entry:
         """One entry, changed as a whole or not at all."""
@@ -122,14 +131,15 @@ class Operator:
 
     # ---- edits ---------------------------------------------------------------------------------------------------
 
-    async def edit(self, dlq_id: str, by: str, edit: Edit) -> Entry:
+    async def edit(self, dlq_id: str, by: str, edit: Edit, note: str = "") -> Entry:
         """Correct the request before a replay. The original is kept beside it."""
         letters = self._letters
         entry, request = await letters.get(dlq_id), await letters.request(dlq_id)
         url = request.url if edit.url is None else edit.url
         headers = request.headers if edit.headers is None else list(edit.headers)
-        if host_of(url) != entry.host:
-            raise BadInput("url", f"an edit must stay on {entry.host}", "send a new request to reach another host")
+        if host_of(url) != entry.host or _scheme(url) != _scheme(request.url):
+            there = f"{_scheme(request.url)}://{entry.host}"
+            raise BadInput("url", f"an edit must stay on {there}", "send a new request to reach another host")
         body: bytes | BodyFile | None = edit.body
         limit = letters.terms_of(entry.upstream).dead_letter.max_body_bytes
         if edit.body is not None and len(edit.body) > limit:
@@ -140,7 +150,7 @@ class Operator:
         try:
             changed, dropped = await letters.store.write(
                 lambda connection: self._write_edit(
-                    connection, dlq_id, by, edit, url, request.headers, headers, head, body
+                    connection, dlq_id, by, note, edit, url, request.headers, headers, head, body
                 ),
                 grows=len(head) + (len(edit.body) if isinstance(body, bytes) and edit.body else 0),
             )
@@ -159,6 +169,7 @@ class Operator:
         connection: sqlite3.Connection,
         dlq_id: str,
         by: str,
+        note: str,
         edit: Edit,
         url: str,
         old_headers: Fields,
@@ -187,7 +198,10 @@ class Operator:
             entry.body = {"kept": True, "size": len(edit.body), "note": ""}
         entry.edited = True
         changed = [name for name in ("url", "headers", "body") if getattr(edit, name) is not None]
-        entry.happened(letters.now(), "edited", by=by, changed=changed)
+        at = letters.now()
+        entry.happened(at, "edited", by=by, changed=changed)
+        if note:
+            entry.annotate(at, by, note)
         rows.save(connection, row, letters.judge)
         return entry, dropped
 
@@ -197,6 +211,10 @@ class Operator:
         before, after = _key_in(old_headers, name), _key_in(headers, name)
         if before != after and after != entry.idempotency_key:
             entry.idempotency_key, entry.key_honoured = after, False
+
+
+def _scheme(url: str) -> str:
+    return url.partition(":")[0].lower()
 
 
 def _key_in(headers: Fields, name: str) -> str | None:

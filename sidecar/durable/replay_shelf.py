@@ -9,7 +9,7 @@ import orjson
 
 from sidecar.durable.replay_job import ENDED, Job
 from sidecar.durable.store import Store
-from sidecar.durable.trouble import NoSuchThing
+from sidecar.durable.trouble import BadInput, NoSuchThing
 
 _KEPT = 1000
 
@@ -34,16 +34,31 @@ class Shelf:
             )
         )
 
-    async def jobs(self) -> list[dict[str, Any]]:
-        """The newest first, those of earlier runs included."""
-        stored = await self._store.read(
-            lambda connection: connection.execute(
-                "SELECT job_id, document FROM replay_jobs ORDER BY created_at DESC LIMIT 100"
+    async def jobs(self, limit: int = 100, after: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
+        """The newest first, those of earlier runs included, beginning after the job `after`; and the one to go on
+        after, if there are more."""
+
+        def work(connection: sqlite3.Connection) -> list[tuple[str, bytes]]:
+            before: tuple[float, str] = (1e12, "~")
+            if after is not None:
+                found = connection.execute(
+                    "SELECT created_at, job_id FROM replay_jobs WHERE job_id = ?", (after,)
+                ).fetchone()
+                if found is None:
+                    raise BadInput("cursor", "is not a cursor that a list gave out", "leave it out to begin anew")
+                before = found
+            return connection.execute(
+                "SELECT job_id, document FROM replay_jobs WHERE (created_at, job_id) < (?, ?) "
+                "ORDER BY created_at DESC, job_id DESC LIMIT ?",
+                (*before, limit + 1),
             ).fetchall()
-        )
-        return [
-            self.live[job_id].shown() if job_id in self.live else orjson.loads(document) for job_id, document in stored
+
+        stored = await self._store.read(work)
+        shown = [
+            self.live[job_id].shown() if job_id in self.live else orjson.loads(document)
+            for job_id, document in stored[:limit]
         ]
+        return shown, stored[limit - 1][0] if len(stored) > limit else None
 
     async def job(self, job_id: str) -> dict[str, Any]:
         if job_id in self.live:
@@ -54,7 +69,7 @@ class Shelf:
             ).fetchone()
         )
         if found is None:
-            raise NoSuchThing(f"there is no replay {job_id[:80]!r}", "list them with `sidecar dlq replay --list`")
+            raise NoSuchThing(f"there is no replay {job_id[:80]!r}", "list them with `sidecar dlq replays`")
         shown: dict[str, Any] = orjson.loads(found[0])
         return shown
 

@@ -88,10 +88,17 @@ class Rotation:
         self._keyring.active = key_id
         return key_id
 
-    async def reseal(self) -> Resealed:
-        """One pass over everything. Afterwards old keys are no longer needed by the store, unless something is
-        damaged, which only they could open."""
-        done = Resealed()
+    async def needed(self) -> list[str]:
+        """Ids of the keys that the store cannot do without."""
+        found = await self._store.read(
+            lambda connection: connection.execute("SELECT key_id FROM seal_keys ORDER BY key_id").fetchall()
+        )
+        return [key_id for (key_id,) in found]
+
+    async def reseal(self, done: Resealed | None = None) -> Resealed:
+        """One pass over everything, counted in `done` as it goes. Afterwards old keys are no longer needed by the
+        store, unless something is damaged, which only they could open."""
+        done = done if done is not None else Resealed()
         active = self._keyring.active
         for place in _PLACES:
             after = -1

@@ -244,7 +244,7 @@ def next_key(keyring: Keyring, disk: Disk) -> bytes:
     if keyring.from_environment:
         raise NotNow(
             f"the key comes from {ENVIRONMENT}, so it cannot be changed here",
-            f"start with {ENVIRONMENT}=new,old; what the old key sealed is then sealed anew",
+            f"set {ENVIRONMENT} to `new,old`, restart and rotate again: what the old key sealed is then sealed anew",
         )
     try:
         numbers = [number for number, _ in _key_files(keyring.folder)]

@@ -10,8 +10,8 @@ from __future__ import annotations
 class Trouble(Exception):
     """Any refusal of the durable layers."""
 
-    status = 500
-    code = "SIDECAR_INTERNAL"
+    status = 503
+    code = "TEMPORARY_UNAVAILABLE"
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(f"{message}; {hint}" if hint else message)
@@ -36,6 +36,9 @@ class NotKept(Trouble):
 
 class Damaged(Trouble):
     """Stored bytes are not what was written: a checksum or an authentication tag does not match."""
+
+    status = 500
+    code = "SIDECAR_INTERNAL"
 
 
 class NoSuchThing(Trouble):
