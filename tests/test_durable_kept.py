@@ -94,6 +94,19 @@ async def test_a_store_that_cannot_be_opened_later_is_told_and_tried_again(
     assert {"status": "ready"} == await ready(sidecar)
 
 
+async def test_a_store_that_cannot_be_opened_does_not_remember_everyone_who_asked(
+    start_sidecar: Starter, tmp_path: Path
+) -> None:
+    sidecar = await start_sidecar(state_dir=str(tmp_path / "state"))
+    (tmp_path / "state/keys").write_text("in the way")
+    depths = []
+    for _ in range(4):
+        with pytest.raises(Trouble) as refused:
+            await sidecar.proxy.kept.open()
+        depths.append(len(refused.traceback))
+    assert depths[1] == depths[3], "each refusal carries the frames of those before it"
+
+
 async def test_a_state_dir_that_will_not_last_is_warned_about(
     start_sidecar: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,7 @@ class Kept:
         if self._closed:
             raise NotKept("disk_error", "the sidecar is stopping", "send it again later")
         if self._failure is not None and clock.monotonic() < self._try_again_at:
-            raise self._failure
+            raise self._failure.with_traceback(None)  # else it would collect the frames of everyone who asks
         if self._opening is None:
             self._opening = clock.spawn(self._open_late(), "open the store")
         return await asyncio.shield(self._opening)
