@@ -31,7 +31,7 @@ async def test_a_sidecar_that_keeps_nothing_makes_no_store(start_sidecar: Starte
     sidecar = await start_sidecar(state_dir=str(tmp_path / "state"))
     assert None is sidecar.proxy.kept.durable
     assert not (tmp_path / "state/store.db").exists()
-    assert "\nsidecar_dlq_" not in await metrics_of(sidecar)
+    assert "\nsidecar_dlq_entries" not in await metrics_of(sidecar)
 
 
 async def test_the_first_need_opens_one_store_for_all_who_ask(start_sidecar: Starter, tmp_path: Path) -> None:
