@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.peers import JSON_BODY
 from config.model import Settings
-from sidecar.inbound import Listener
+from sidecar.listener import Listener
 from sidecar.proxy import Proxy
 from telemetry.logs import Log
 

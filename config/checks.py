@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from config.addresses import is_loopback, join_host_port
 from config.contradiction import Contradiction, KeyPath
 from config.fallbacks import fallback_problems
+from config.interception import interception_problems
 from config.numbers import number_problems
 from config.references import reference_problems
 
@@ -36,19 +37,21 @@ def contradictions(settings: Settings) -> list[Contradiction]:
         *number_problems(settings),
         *reference_problems(settings),
         *fallback_problems(settings),
+        *interception_problems(settings),
     ]
 
 
 def exposure_problems(settings: Settings) -> list[Contradiction]:
     """Listeners that others could misuse: an open proxy, or an admin port beyond this machine."""
     found = []
-    if not is_loopback(settings.listen.host) and settings.egress.mode != "configured_only":
+    unguarded = settings.listen.auth is None and settings.egress.mode != "configured_only"
+    if not is_loopback(settings.listen.host) and unguarded:
         found.append(
             Contradiction(
                 ("listen", "host"),
                 "everyone who can reach this address could use the sidecar as an open proxy; "
-                "set `egress.mode: configured_only`, or listen on 127.0.0.1",
-                (("listen", "host"), ("egress", "mode")),
+                "set `egress.mode: configured_only` or `listen.auth`, or listen on 127.0.0.1",
+                (("listen", "host"), ("egress", "mode"), ("listen", "auth")),
             )
         )
     if not is_loopback(settings.admin.host) and settings.admin.token_file is None:

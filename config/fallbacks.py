@@ -38,19 +38,22 @@ def fallback_problems(settings: Settings) -> Iterator[Contradiction]:
 
 
 def _unsuitable(path: tuple[str, ...], upstream: Upstream, name: str, target: Upstream) -> Iterator[Contradiction]:
-    looked_at = (path, *(("upstreams", name, key) for key in ("endpoints", "hosts", "tls")), (*path[:-1], "tls"))
+    own = ((*path[:-1], "tls"), (*path[:-1], "intercept"))
+    looked_at = (path, *(("upstreams", name, key) for key in ("endpoints", "hosts", "tls")), *own)
     if not target.endpoints and not any("*" not in entry for entry in target.hosts):
         message = f"`{name}` does not say where to send to; give it `endpoints`, or a `hosts` entry without `*`"
         yield Contradiction(path, message, looked_at)
-    elif upstream.tls == "originate" and not _always_encrypted(target):
+    elif (upstream.tls == "originate" or upstream.intercept) and not always_encrypted(target):
+        key = "tls: originate" if upstream.tls == "originate" else "intercept: true"
         message = (
-            f"this upstream is never spoken to in clear (`tls: originate`), but `{name}` would be; "
+            f"this upstream is never spoken to in clear (`{key}`), but `{name}` would be; "
             f"give `{name}` https:// endpoints or `tls: originate`"
         )
         yield Contradiction(path, message, looked_at)
 
 
-def _always_encrypted(upstream: Upstream) -> bool:
+def always_encrypted(upstream: Upstream) -> bool:
+    """Whatever is sent to it without its host being named is sent over TLS."""
     if upstream.tls == "originate":
         return True
     return bool(upstream.endpoints) and all(endpoint.startswith("https://") for endpoint in upstream.endpoints)

@@ -60,6 +60,8 @@ def file_problems(settings: Settings) -> Iterator[Contradiction]:
     """Every certificate or key file that cannot do its work."""
     if settings.admin.tls is not None:
         yield from _pair_problems(("admin", "tls"), settings.admin.tls.cert, settings.admin.tls.key)
+    if settings.listen.tls is not None:
+        yield from _pair_problems(("listen", "tls"), settings.listen.tls.cert, settings.listen.tls.key)
     for name, upstream in settings.upstreams.items():
         if upstream.ca_bundle is not None:
             path: KeyPath = ("upstreams", name, "ca_bundle")

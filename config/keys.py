@@ -36,7 +36,7 @@ def nearest(wrong: object, candidates: Iterable[str]) -> str | None:
     from difflib import get_close_matches  # only needed once something is wrong
 
     by_folded = {_folded(candidate): candidate for candidate in candidates}
-    close = get_close_matches(_folded(str(wrong)), by_folded, n=1, cutoff=0.6)
+    close = get_close_matches(_folded(str(wrong)), by_folded, n=1, cutoff=0.61)  # `tls` is not near to `tunnels`
     return by_folded[close[0]] if close else None
 
 

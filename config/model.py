@@ -33,6 +33,7 @@ from config.fields import (
     Version,
 )
 from config.policy import DEFAULT_POLICY, DEFAULT_STAGE_ATTEMPTS, SHIPPED, Policy, complete_policies
+from config.proxy_auth import ProxyAuth
 from config.telemetry import Events, Log, Telemetry
 from config.upstream import (
     Breaker,
@@ -70,6 +71,7 @@ __all__ = [
     "Outbox",
     "Policy",
     "Probes",
+    "ProxyAuth",
     "RateLimitGate",
     "Replay",
     "RetryBudget",
@@ -87,16 +89,6 @@ _Mappings = Annotated[Mapping[Name, str], NO_OTHER_NAMES]
 _Operations = Annotated[Mapping[Name, _Mappings], NO_OTHER_NAMES]
 
 
-class Listen(Section):
-    """The listener that applications send their requests to."""
-
-    host: BindHost = "127.0.0.1"
-    """Address to listen on. Anything but loopback needs `egress.mode: configured_only`, so that the sidecar
-    does not become an open proxy."""
-    port: BindPort = 4140
-    """Port to listen on; 0 takes any free one."""
-
-
 class ServerCertificate(Section):
     """What a listener of the sidecar shows to those who connect to it over TLS."""
 
@@ -104,6 +96,20 @@ class ServerCertificate(Section):
     """PEM file with the certificate, followed by its chain."""
     key: FilePath
     """PEM file with the private key; it may be the same file."""
+
+
+class Listen(Section):
+    """The listener that applications send their requests to."""
+
+    host: BindHost = "127.0.0.1"
+    """Address to listen on. Anything but loopback needs `auth` or `egress.mode: configured_only`, so that the
+    sidecar does not become an open proxy."""
+    port: BindPort = 4140
+    """Port to listen on; 0 takes any free one."""
+    tls: ServerCertificate | None = None
+    """Applications speak TLS to the sidecar itself (HTTPS_PROXY=https://…). Not set: in clear."""
+    auth: ProxyAuth | None = None
+    """Who may use the listener. Not set: whoever reaches it."""
 
 
 class Admin(Section):
@@ -153,6 +159,8 @@ class Limits(Section):
     """How long an idle connection from an application is kept open, in seconds."""
     tunnel_idle_timeout: Seconds = 300.0
     """How long a tunnel may be silent in both directions before it is closed, in seconds."""
+    tunnel_total_timeout: Seconds | None = None
+    """How long a tunnel may last, however much is said in it, in seconds. Not set: as long as it is used."""
     workflow_ttl: Seconds = 3_600.0
     """How long the attempts of a workflow's stages are remembered after its last request, in seconds."""
     workflows: Count = 10_000

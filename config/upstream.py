@@ -94,6 +94,10 @@ class Upstream(Section):
     """`originate`: the application speaks plain http to the sidecar, and the sidecar speaks verified TLS to
     the upstream, never in clear. `off`: as the application or the endpoint says; https:// endpoints always
     use TLS."""
+    intercept: Flag = False
+    """Whether HTTPS for the listed `hosts` is opened here: the application gets a certificate of the sidecar's own
+    authority (`sidecar ca export`), which it has to trust, and the upstream is spoken to over verified TLS. Only for
+    hosts listed by name, never for `*.suffix`."""
     ca_bundle: FilePath | None = None
     """PEM file with the authorities to trust for this upstream instead of the system's own. Relative paths
     start at the working directory."""

@@ -76,6 +76,8 @@ class Answers:
             % (len(body), clock.http_date(wall)),
             lines,
         ]
+        if shown == 407:
+            head.append(b'Proxy-Authenticate: Basic realm="sidecar", charset="UTF-8"\r\n')
         if retry_after is not None:
             head.append(b"Retry-After: %d\r\n" % retry_after)
         if close:

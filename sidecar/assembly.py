@@ -12,7 +12,8 @@ import fcntl
 import logging
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -25,7 +26,10 @@ from config.model import ServerCertificate
 from sidecar import __version__, clock
 from sidecar.admin.api import Api
 from sidecar.durable.trouble import Trouble
-from sidecar.inbound import Downstream, Listener
+from sidecar.front import Front
+from sidecar.guarded import Guarded
+from sidecar.inbound import Downstream
+from sidecar.listener import Listener
 from sidecar.proxy import Proxy
 from sidecar.reloading import NotApplied, Reloading
 from sidecar.upstream.resolve import Lookup
@@ -90,6 +94,8 @@ class Sidecar:
             await proxy.kept.close()
             await self._close_servers()
             raise
+        if any(upstream.intercept for upstream in settings.upstreams.values()):
+            proxy.interception.prepare()
         proxy.ticker.on_lag = proxy.metrics.loop_lag
         proxy.ticker.start()
         self.api.not_ready = None
@@ -159,6 +165,8 @@ class Sidecar:
             await self._watching
         await proxy.kept.close()  # what it still sends needs the upstreams
         proxy.directory.close()
+        if proxy.guard is not None:
+            proxy.guard.close()
         proxy.ticker.stop()
         await self._close_servers()
         await asyncio.get_running_loop().run_in_executor(None, proxy.signals.close)
@@ -181,6 +189,7 @@ class Sidecar:
         return [c for c in tuple(self.proxy.downstreams) if isinstance(c, Downstream)]
 
     def _close_idle(self) -> None:
+        self.proxy.handshakes.close()
         for connection in self._downstreams():
             if not connection.busy:
                 connection.force_close()
@@ -188,8 +197,13 @@ class Sidecar:
     async def _listen(self) -> tuple[str, int]:
         listen = self.settings.listen
         loop = asyncio.get_running_loop()
+        accept: Callable[[], asyncio.Protocol] = self._listener
+        if self.proxy.guard is not None:
+            accept = partial(Guarded, self._listener, self.proxy.guard)
+        if listen.tls is not None:
+            accept = partial(Front, self.proxy, accept, server_tls("listen", listen.tls))
         try:
-            self._server = await loop.create_server(self._listener, listen.host, listen.port, backlog=_BACKLOG)
+            self._server = await loop.create_server(accept, listen.host, listen.port, backlog=_BACKLOG)
         except OSError as error:
             raise _cannot_bind(error, "listen", listen.host, listen.port) from error
         for sock in self._server.sockets:

@@ -15,9 +15,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from sidecar import clock, relay
-from sidecar.failures import AnsweredHere, AttemptFailed, GaveUp, Malformed, Refused, UploadBroken
+from sidecar.failures import AnsweredHere, AttemptFailed, GaveUp, Intercepted, Malformed, Refused, UploadBroken
 from sidecar.headers import UPGRADE_LINES, ResponseFields, request_head
-from sidecar.incoming import find_destination, find_tunnel
 from sidecar.policy.overrides import NO_OVERRIDES
 from sidecar.retrying import Retrying
 from sidecar.tunnel import check_room
@@ -75,7 +74,8 @@ class Exchange(Retrying):
     async def run(self) -> None:
         record = self.record
         try:
-            find = find_destination if self._request.method != "CONNECT" else find_tunnel
+            client = self._client
+            find = client.find_destination if self._request.method != "CONNECT" else client.find_tunnel
             destination, target = find(self._request, self._proxy)
             self._aim(destination, target)
             if destination.upstream.turns.bulkhead is not None:
@@ -89,6 +89,8 @@ class Exchange(Retrying):
             return  # not a session: counted apart
         except Refused as refused:
             self._answer_refused(refused)
+        except Intercepted as taken:
+            self._let_in(taken)
         except AnsweredHere as here:
             self._answer_here(here)
         except GaveUp as gave_up:

@@ -7,8 +7,16 @@ first seen. `code` is a key of the error registry; the message is for a person a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from telemetry.record import NOT_CONNECTED
+
+if TYPE_CHECKING:
+    import ssl
+
+    from sidecar.policy.demotion import Client
+    from sidecar.routing import Origin
+    from sidecar.upstream.endpoints import UpstreamState
 
 
 class Refused(Exception):
@@ -45,6 +53,17 @@ class AnsweredHere(Exception):
         self.lines = lines
         self.body = body
         self.reason = reason
+
+
+class Intercepted(Exception):
+    """No failure: a CONNECT whose TLS ends here, so that what is inside are requests like any other."""
+
+    def __init__(self, origin: Origin, upstream: UpstreamState, client: Client, context: ssl.SSLContext) -> None:
+        super().__init__(origin.label)
+        self.origin = origin
+        self.upstream = upstream
+        self.client = client
+        self.context = context
 
 
 class AttemptFailed(Exception):

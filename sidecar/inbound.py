@@ -1,6 +1,6 @@
-"""The listener: bytes of the app → exchanges → bytes to the app, on aiohttp's low-level server.
+"""One connection of an app: bytes of the app → exchanges → bytes to the app, on aiohttp's low-level server.
 
-Law: this is the only file that touches aiohttp's private parts (the contract test names each of them), and it
+Law: with `listener.py` the only file that touches aiohttp's private parts (the contract test names them), and it
 decides nothing about requests. One exchange at a time per connection, in the order of their heads; it is started
 and resumed by the bytes themselves (`drive.py`), so a request costs no task. aiohttp's own parser is replaced by
 llhttp through httptools (`request.py`): it loses trailers into the next request and hangs on a bad chunk.
@@ -14,16 +14,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
-from aiohttp.web_server import Server
 
 from sidecar import clock
 from sidecar.exchange import Exchange
 from sidecar.failures import Malformed
+from sidecar.incoming import find_destination, find_tunnel
 from sidecar.request import Request, RequestReader, head_too_large, unparsable
 from sidecar.turn import Gathering, released
 
 if TYPE_CHECKING:
-    from sidecar.proxy import Proxy
+    from sidecar.listener import Listener
     from sidecar.relay import AppSink
 
 _LINGER = 3.0
@@ -82,6 +82,10 @@ class Downstream(RequestReader):
         """At the start, and when settings have changed: from the next request on."""
         self._head_limit = self.proxy.limits.head_bytes
         self._replay_limit = self.proxy.limits.replay_body_bytes
+
+    find_destination = staticmethod(find_destination)
+    """Of a request that arrived here, and of a CONNECT. Connections of other kinds have other ways."""
+    find_tunnel = find_tunnel
 
     @property
     def busy(self) -> bool:
@@ -273,7 +277,9 @@ class Downstream(RequestReader):
         self._unparsed = b""
         if transport.can_write_eof():
             transport.write_eof()
-        self._resume_transport_reading()
+            self._resume_transport_reading()
+        else:
+            transport.close()  # TLS says so itself, and reads on until the app has
 
     # ---- bytes out -------------------------------------------------------------------------------------------
 
@@ -374,30 +380,3 @@ class Downstream(RequestReader):
         self.transport = None
         self._let_go()
         return released(transport), tail
-
-
-class Listener(Server):
-    """aiohttp's server, making our connections. Its own `__call__` hides a wrong option behind defaults."""
-
-    def __init__(self, proxy: Proxy) -> None:
-        super().__init__(_never_called, handler_cancellation=True, loop=proxy.loop)
-        self.proxy = proxy
-        proxy.downstreams = self._connections
-        self._options: dict[str, Any] = {
-            "loop": proxy.loop,
-            "keepalive_timeout": 0,  # one coarse tick watches all connections instead of a timer each
-            "access_log": None,
-        }
-        proxy.ticker.every(0.5, self._check_connections)
-
-    def __call__(self) -> Downstream:
-        return Downstream(self, **self._options)
-
-    def _check_connections(self, now: float) -> None:
-        for connection in tuple(self._connections):
-            if isinstance(connection, Downstream):
-                connection.check(now)
-
-
-async def _never_called(request: object) -> Any:
-    raise AssertionError("exchanges are driven by the bytes of their connections")

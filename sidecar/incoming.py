@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from sidecar.failures import AnsweredHere, Malformed, Refused
 from sidecar.routing import no_route, origin_path, split_absolute
-from sidecar.tunnel import connect_target
+from sidecar.tunnel import check_room, connect_target
 from sidecar.upstream.destination import Destination
 from sidecar.upstream.directory import Directory
 
 if TYPE_CHECKING:
+    from sidecar.inbound import Downstream
     from sidecar.proxy import Proxy
     from sidecar.request import Request
 
@@ -24,7 +25,7 @@ _SECRET_FIELDS = frozenset({b"authorization", b"cookie", b"x-api-key", b"idempot
 def find_destination(request: Request, proxy: Proxy) -> tuple[Destination, bytes]:
     """The destination, and the target to ask it for."""
     if request.unusual:
-        _check_unusual(request, proxy)
+        check_unusual(request, proxy)
     directory = proxy.directory
     # Host must be well formed even where the target makes it irrelevant (R5, R12).
     try:
@@ -58,7 +59,7 @@ def _look_up_host(request: Request, directory: Directory) -> Destination | None:
     raise _no_host()
 
 
-def _check_unusual(request: Request, proxy: Proxy) -> None:
+def check_unusual(request: Request, proxy: Proxy) -> None:
     if request.error is not None:
         raise request.error
     if request.transfer_encoding is not None:
@@ -71,15 +72,17 @@ def _check_unusual(request: Request, proxy: Proxy) -> None:
         _count_forwards(request)
 
 
-def find_tunnel(request: Request, proxy: Proxy) -> tuple[Destination, bytes]:
+def find_tunnel(client: Downstream, request: Request, proxy: Proxy) -> tuple[Destination, bytes]:
     """The same for CONNECT. Bytes behind its head belong to the tunnel, so a body would be read as one thing by us and
-    as another by whoever sent it."""
+    as another by whoever sent it. Raises Intercepted where TLS ends here."""
     if request.error is not None:
         raise request.error
     if request.content_length or request.transfer_encoding is not None:
         raise Malformed("MALFORMED_REQUEST", "a CONNECT request cannot have a body", reason="framing")
     _look_up_host(request, proxy.directory)
     origin = connect_target(proxy, request.path)
+    proxy.interception.look_at(request, origin, client.transport)
+    check_room(proxy)
     return proxy.directory.tunnel(origin), b""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sidecar import clock, relay
 from sidecar.answers import status_line
-from sidecar.failures import AttemptFailed, GaveUp, Refused, UploadBroken
+from sidecar.failures import AttemptFailed, GaveUp, Intercepted, Refused, UploadBroken
 from sidecar.headers import CRLF, UPGRADE_LINES
 from sidecar.own_answers import OwnAnswers
 from sidecar.policy.concurrency import Place
@@ -164,6 +164,12 @@ class PassedOn(OwnAnswers):
             raise AttemptFailed("CONNECTION_RESET", "the upstream closed the tunnel at once", CONNECTED)
         self._side = side
         self._report(True, attempt.ended)
+
+    def _let_in(self, taken: Intercepted) -> None:
+        """CONNECT whose TLS ends here. The requests inside are the sessions, so this one is none."""
+        transport, tail = self._client.hand_over()
+        self._answered = self.taken_over = True
+        self._proxy.interception.take(transport, tail, taken)
 
     def _begin_tunnel(self) -> None:
         """CONNECT: say 200, and step aside."""

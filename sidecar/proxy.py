@@ -22,6 +22,9 @@ from sidecar.answers import Answers
 from sidecar.clock import Ticker
 from sidecar.durable.kept import Kept
 from sidecar.egress import Egress
+from sidecar.guard import Guard
+from sidecar.handshakes import Handshakes
+from sidecar.intercept import Interception
 from sidecar.policy.breaker import Breaker
 from sidecar.policy.caller import SeenKeys
 from sidecar.policy.stages import StageBudgets
@@ -35,6 +38,7 @@ from telemetry.logs import Log
 from telemetry.signals import Signals
 
 if TYPE_CHECKING:
+    from sidecar.listener import Listener
     from sidecar.request import Request
 
 
@@ -89,8 +93,12 @@ class Proxy:
         """Exchanges that wait before their next attempt; a drain ends their wait."""
         self._secret = clock.unguessable(64).encode()
         self.seen_keys = SeenKeys(self._secret, limits.workflow_ttl)
+        self.listener: Listener | None = None
         self.downstreams: Collection[object] = ()  # the listener's connections, once there is one
         self.tunnels: set[Tunnel] = set()
+        self.handshakes = Handshakes(self)
+        self.interception = Interception(self)
+        self.guard = None if settings.listen.auth is None else Guard(settings.listen.auth)
         self._id_prefix = clock.unguessable(16).encode()
         self.next_session_id = _session_ids(self._id_prefix).__next__
         self.date_line = b""

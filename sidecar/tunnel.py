@@ -8,6 +8,7 @@ never returns to a pool and has its own place in limits and drain.
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, cast
 
 from sidecar import clock
@@ -86,7 +87,7 @@ class Side(asyncio.Protocol):
 class Tunnel:
     """Two sides and the record of what passed between them."""
 
-    __slots__ = ("_client", "_deadline", "_idle", "_proxy", "_record", "_state", "_upstream", "moved")
+    __slots__ = ("_client", "_deadline", "_ends_at", "_idle", "_proxy", "_record", "_state", "_upstream", "moved")
 
     def __init__(self, proxy: Proxy, state: UpstreamState, record: Session, dialled: Side | None = None) -> None:
         self._proxy = proxy
@@ -96,6 +97,8 @@ class Tunnel:
         self._client = Side()
         self._upstream = dialled or Side()
         self._deadline = 0.0
+        lasts = proxy.limits.tunnel_total_timeout
+        self._ends_at = math.inf if lasts is None else clock.monotonic() + lasts
         self.moved = True
 
     def begin(
@@ -124,13 +127,17 @@ class Tunnel:
         if client_tail:
             upstream_transport.write(client_tail)
         client_transport.resume_reading()
-        if upstream.ended:
+        if not upstream.ended:
+            upstream_transport.resume_reading()
+        elif client_transport.can_write_eof():
             client_transport.write_eof()
         else:
-            upstream_transport.resume_reading()
+            client_transport.close()  # TLS cannot half-close
 
     def check(self, now: float) -> None:
-        if self.moved:
+        if now > self._ends_at:
+            self.close()
+        elif self.moved:
             self.moved = False
             self._deadline = now + self._idle
         elif now > self._deadline:
@@ -170,7 +177,6 @@ def connect_target(proxy: Proxy, target: str) -> Origin:
             f"CONNECT to port {port} is not allowed; list it in egress.connect_ports",
             reason="connect_port",
         )
-    check_room(proxy)
     return Origin("http", host, port)
 
 

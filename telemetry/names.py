@@ -248,6 +248,7 @@ class Event:
     DLQ_REPLAYED = "sidecar.dlq.replayed"
     DLQ_ESCALATED = "sidecar.dlq.escalated"
     CONFIG = "sidecar.config.reloaded"
+    DEMOTED = "sidecar.interception.demoted"
     INTERNAL_ERROR = "sidecar.internal_error"
     TELEMETRY = "sidecar.telemetry"
     SUPPRESSED = "sidecar.log.suppressed"
@@ -264,6 +265,7 @@ RETRY_EVENTS = (
     "replayed",
     "escalated",
     "config_changed",
+    "interception_demoted",
 )
 """`event_type` of RetryEvent."""
 

@@ -248,6 +248,17 @@ class Signals:
         body = f"dead letter {dlq_id} of {upstream} failed with {error_class} again; see `sidecar dlq show {dlq_id}`"
         self._tell("escalated", "error", Event.DLQ_ESCALATED, body, facts)
 
+    def demoted(self, upstream: str, host: str, client: str, why: str, seconds: float) -> None:
+        """An app does not trust the certificate it gets here, so its calls pass unopened for a while."""
+        self.metrics.demotions[upstream] += 1
+        todo = (
+            "start it with `sidecar run -- CMD`, or with the variables of `sidecar env`; if it pins certificates on "
+            f"purpose, set `intercept: false` for {upstream}"
+        )
+        facts = {"upstream": upstream, "host": host, "client": client, "why": why, "seconds": seconds, "todo": todo}
+        body = f"{client}: {why}; its calls pass as a tunnel for {seconds:g} s, unseen. To see them, {todo}"
+        self._tell("interception_demoted", "warn", Event.DEMOTED, body, facts)
+
     def internal_error(self, component: str, body: str, error: BaseException, **fields: object) -> None:
         """A fault of our own."""
         self.metrics.internal_error(component)

@@ -22,11 +22,11 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_server import Server
 
-import sidecar.inbound
 from config.loader import Loaded
 from config.model import Settings
 from sidecar.assembly import CannotStart, Sidecar
-from sidecar.inbound import Downstream, Listener
+from sidecar.inbound import Downstream
+from sidecar.listener import Listener
 from sidecar.request import RequestReader
 from telemetry.logs import Log
 from tests.conftest import Running, Starter, UpstreamStarter
@@ -65,16 +65,15 @@ PRIVATE_OF_THE_SERVER = frozenset({"_connections"})
 
 
 def private_names_used(owner: type) -> set[str]:
-    """What a class of `inbound.py` takes from `self` without defining it there."""
-    tree = ast.parse(inspect.getsource(sidecar.inbound))
+    """What a class of `inbound.py` or `listener.py` takes from `self` without defining it there."""
+    tree = ast.parse(inspect.getsource(sys.modules[owner.__module__]))
     (body,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner.__name__]
     used = {
         node.attr
         for node in ast.walk(body)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
     }
-    assigned_in_init = {"_options"} if owner is Listener else set()
-    own = {*owner.__dict__, *RequestReader.__dict__, *assigned_in_init}
+    own = {*owner.__dict__, *RequestReader.__dict__}
     return {name for name in used if name.startswith("_") and name not in own}
 
 

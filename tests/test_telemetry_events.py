@@ -91,7 +91,7 @@ def test_a_state_change_has_the_fields_that_a_session_would_bring() -> None:
 
 
 def test_every_type_of_the_model_has_a_name() -> None:
-    assert 10 == len(set(RETRY_EVENTS))
+    assert 11 == len(set(RETRY_EVENTS))
     assert {event.type for event in events(recovered(), exhausted())} <= set(RETRY_EVENTS)
 
 

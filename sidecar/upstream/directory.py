@@ -108,7 +108,9 @@ class Directory:
         if found is None:
             name = self.router.by_host(origin.host, origin.port)
             state = self.configured[name] if name is not None else self._automatic_for(origin.host, origin.port)
-            found = Destination(state, b"", [origin], "")
+            # A client that is not intercepted goes where its requests would have gone.
+            origins = state.origins if state.settings.intercept and state.origins else [origin]
+            found = Destination(state, b"", origins, "")
             self._remember(key, found)
         return found
 

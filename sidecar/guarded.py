@@ -1,0 +1,99 @@
+"""A connection of an app that has to say who it is: `listen.auth`.
+
+Law: nothing is looked at before the credentials are known to be good; a request without them is answered with 407 and
+leads nowhere. Requests inside an intercepted CONNECT are not asked again: their CONNECT was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sidecar import clock
+from sidecar.failures import Refused
+from sidecar.guard import Guard, required
+from sidecar.inbound import Downstream
+from sidecar.incoming import find_destination, find_tunnel
+from sidecar.listener import Listener
+from sidecar.request import Request
+
+if TYPE_CHECKING:
+    from sidecar.proxy import Proxy
+    from sidecar.upstream.destination import Destination
+
+
+class GuardedRequest(Request):
+    """With what its sender identifies himself by towards us."""
+
+    __slots__ = ("credentials", "refusal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.credentials: bytes | None = None
+        self.refusal: Refused | None = None
+
+    def special(self, kind: int, name: bytes, value: bytes) -> None:
+        if name.lower() == b"proxy-authorization":
+            self.credentials = value
+        else:
+            super().special(kind, name, value)
+
+
+class Guarded(Downstream):
+    """See the module's law."""
+
+    __slots__ = ("_accepted", "_checking", "_guard")
+
+    def __init__(self, listener: Listener, guard: Guard) -> None:
+        super().__init__(listener, **listener.options)
+        self._guard = guard
+        self._accepted: bytes | None = None
+        self._checking = False
+
+    def on_message_begin(self) -> None:
+        self._arriving = GuardedRequest()
+
+    def _run_waiting(self) -> None:
+        if self._checking:
+            return
+        request = self._waiting[0] if self._waiting else None
+        if isinstance(request, GuardedRequest) and request.credentials != self._accepted:
+            credentials = request.credentials
+            if credentials is not None and self._guard.verdict(credentials) is None:
+                self._checking = True
+                clock.spawn(self._check(request, credentials), "password").add_done_callback(_heard)
+                return
+        super()._run_waiting()
+
+    async def _check(self, request: GuardedRequest, credentials: bytes) -> None:
+        try:
+            await self._guard.verify(credentials)
+        except Refused as refused:
+            request.refusal = refused
+        finally:
+            self._checking = False
+        if self.transport is not None:
+            self._run_on()
+
+    def _let_pass(self, request: Request) -> None:
+        if not isinstance(request, GuardedRequest) or request.error is not None:
+            return  # malformed, and answered as that
+        if request.refusal is not None:
+            raise request.refusal
+        if request.credentials is None or request.credentials != self._accepted:
+            if not self._guard.verdict(request.credentials):
+                raise required()
+            self._accepted = request.credentials
+
+    def find_destination(self, request: Request, proxy: Proxy) -> tuple[Destination, bytes]:
+        self._let_pass(request)
+        return find_destination(request, proxy)
+
+    def find_tunnel(self, request: Request, proxy: Proxy) -> tuple[Destination, bytes]:
+        self._let_pass(request)
+        return find_tunnel(self, request, proxy)
+
+
+def _heard(task: Any) -> None:
+    """Nobody waits for it: an app that left meanwhile needs no verdict."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,180 @@
+"""Interception: TLS of the app ends here, for the listed hosts only, and for clients that trust our authority.
+
+Law: what cannot be opened is passed on closed. A host that is not listed, a client that refused our certificate, and
+an authority that cannot be used all lead to an opaque tunnel, never to an error of the app's own making. Nothing of
+this is loaded before an upstream says `intercept: true`.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from config.addresses import parse_host_entry
+from config.model import Upstream
+from sidecar import clock
+from sidecar.failures import Intercepted
+from sidecar.handshakes import CERTIFICATE_REFUSED, UNUSED
+from sidecar.policy.demotion import Client, Demotions
+from sidecar.routing import Origin
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from config.model import Settings
+    from sidecar.authority import Authority
+    from sidecar.proxy import Proxy
+    from sidecar.request import Request
+
+_LEAF_USED_FOR = 12 * 3600.0  # half of what it is valid for
+_LEAVES = 256
+_LONGEST_AGENT = 100
+
+
+def intercepted_hosts(upstreams: Iterable[Upstream]) -> frozenset[str]:
+    """All hosts that are intercepted, without their ports."""
+    return frozenset(
+        parse_host_entry(entry).host for upstream in upstreams if upstream.intercept for entry in upstream.hosts
+    )
+
+
+class Interception:
+    """See the module's law. One for the whole sidecar."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+        self._demotions = Demotions()
+        self._authority: Authority | None = None
+        self._made_for: Settings | None = None
+        self._kept_at = 0
+        self._leaves: OrderedDict[str, tuple[ssl.SSLContext, float]] = OrderedDict()
+
+    def prepare(self) -> None:
+        """At the start, where something is intercepted: apps have to be told whom to trust before they call."""
+        from sidecar.authority import CERTIFICATE, NoAuthority
+
+        try:
+            authority = self._current_authority()
+        except NoAuthority as why:
+            self._impossible(str(why))
+            return
+        self._proxy.log.info(
+            "sidecar.interception.ready",
+            f"HTTPS is opened for {', '.join(sorted(authority.hosts))}; applications have to trust "
+            f"{authority.folder / CERTIFICATE} (`sidecar env`, `sidecar ca export`)",
+            fingerprint=authority.fingerprint,
+        )
+
+    def look_at(self, request: Request, origin: Origin, app: asyncio.Transport | None) -> None:
+        """Raises Intercepted if this CONNECT is to be opened; otherwise it becomes a tunnel."""
+        proxy = self._proxy
+        name = proxy.directory.router.by_host(origin.host, origin.port)
+        if name is None or not proxy.directory.configured[name].settings.intercept:
+            return
+        agent = (request.value(b"user-agent") or b"").decode("latin-1")[:_LONGEST_AGENT]
+        peer = app.get_extra_info("peername") if app is not None else None
+        client = Client(origin.label, peer[0] if peer else "", agent)
+        if self._demotions.demoted(client, clock.monotonic()):
+            return
+        from sidecar.authority import NoAuthority
+
+        try:
+            context = self._leaf(origin.host)
+        except (NoAuthority, OSError, ssl.SSLError) as why:
+            self._impossible(str(why))
+            return
+        proxy.handshakes.check_room()
+        raise Intercepted(origin, proxy.directory.configured[name], client, context)
+
+    def take(self, transport: asyncio.Transport, tail: bytes, taken: Intercepted) -> None:
+        """Say 200 and begin TLS."""
+        from sidecar.secured import Secured
+
+        client, label = taken.client, taken.upstream.label
+
+        def used() -> None:
+            self._demotions.used(client)
+
+        def left_unused() -> None:
+            self._proxy.metrics.tls_client_errors[UNUSED] += 1
+            self._demoted(client, label, "it ended TLS without asking for anything", refused=False)
+
+        def failed(word: str, why: str) -> None:
+            if word == CERTIFICATE_REFUSED:
+                self._demoted(client, label, why, refused=True)
+            else:
+                self._proxy.log.warn("sidecar.tls.client_error", f"TLS of {_shown(client)} failed: {why}", reason=word)
+
+        listener = self._proxy.listener
+        assert listener is not None
+        secured = Secured(listener, taken.origin, used, left_unused)
+        transport.write(b"HTTP/1.1 200 Connection established\r\n%b\r\n" % taken.upstream.answer_lines)
+        self._proxy.handshakes.begin(transport, tail, taken.context, secured, failed)
+
+    def _demoted(self, client: Client, upstream: str, why: str, *, refused: bool) -> None:
+        now, demotions = clock.monotonic(), self._demotions
+        seconds = demotions.refused(client, now) if refused else demotions.unused(client, now)
+        if seconds is not None:
+            self._proxy.signals.demoted(upstream, client.host, _shown(client), why, seconds)
+
+    def _impossible(self, why: str) -> None:
+        self._proxy.log.error(
+            "sidecar.interception.impossible", f"nothing can be intercepted, HTTPS passes as a tunnel: {why}"
+        )
+
+    # ---- certificates ----------------------------------------------------------------------------------------
+
+    def _leaf(self, host: str) -> ssl.SSLContext:
+        authority, now = self._current_authority(), clock.monotonic()
+        kept = self._leaves.get(host)
+        if kept is not None and now < kept[1]:
+            self._leaves.move_to_end(host)
+            return kept[0]
+        context = authority.leaf(host)
+
+        def right_host(_: object, name: str | None, __: ssl.SSLContext) -> int | None:
+            if name is None or name.lower().removesuffix(".") == host:
+                return None
+            return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+
+        context.sni_callback = right_host
+        self._leaves[host] = (context, now + _LEAF_USED_FOR)
+        if len(self._leaves) > _LEAVES:
+            self._leaves.popitem(last=False)
+        return context
+
+    def _current_authority(self) -> Authority:
+        """As it is on disk and for the hosts of the settings in force: both may have changed since."""
+        from sidecar.authority import WHOLE, ensure
+
+        settings = self._proxy.settings
+        folder = Path(settings.state_dir)
+        kept_at = _changed_at(folder / WHOLE)
+        if self._authority is None or settings is not self._made_for or kept_at != self._kept_at:
+            before = None if self._authority is None else self._authority.fingerprint
+            self._authority, anew = ensure(folder, intercepted_hosts(settings.upstreams.values()))
+            self._made_for, self._kept_at = settings, _changed_at(folder / WHOLE)
+            if anew or before not in (None, self._authority.fingerprint):
+                self._leaves.clear()
+                self._proxy.log.warn(
+                    "sidecar.interception.new_authority",
+                    "there is a new certificate authority, which applications have to trust anew: "
+                    "`sidecar ca export`, or start them again with `sidecar run -- CMD`",
+                    fingerprint=self._authority.fingerprint,
+                )
+        return self._authority
+
+
+def _changed_at(path: Path) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _shown(client: Client) -> str:
+    return f"{client.agent or 'a client without a name'} at {client.address} to {client.host}"
