@@ -15,7 +15,7 @@ from config.checks import KeyPath
 _HIDDEN = "(hidden)"
 _LONGEST_VALUE = 60
 _SECRET_KEY = re.compile(
-    r"pass(word|wd|phrase)?$|secret|token|credential|authori[sz]ation|(^|[_-])auth($|[_-])|cookie|bearer"
+    r"pass(word|wd|phrase)?$|secret|token(?!_file$)|credential|authori[sz]ation|(^|[_-])auth($|[_-])|cookie|bearer"
     r"|api[_-]?key|private[_-]?key|access[_-]?key|seal[_-]?key",
     re.IGNORECASE,
 )

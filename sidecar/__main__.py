@@ -1,7 +1,7 @@
 """The command line's entry.
 
 Law: imports what a command needs when it runs, so that `sidecar version` is instant. Exit codes: 0 fine, 1 failed,
-2 wrong use (a bad configuration included).
+2 wrong use (a bad configuration included), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ def main(arguments: list[str] | None = None) -> int:
         code: int = command(chosen)
         sys.stdout.flush()
         return code
+    except KeyboardInterrupt:
+        return 130  # who pressed Ctrl-C knows; a stack would tell nothing
     except BrokenPipeError:
         # `sidecar sessions | head` has read enough. What is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from config.loader import ConfigError, load
+from config.problems import shown_value
 from config.tokens import Token, WrongTokens, digest_of, new_token, read_tokens
 from sidecar.admin import access
 from sidecar.admin.problem import ErrorAnswer
@@ -202,9 +203,14 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_line(tmp_path: Path, tex
     config.write_text(json.dumps({"admin": {"token_file": str(file)}}))
     with pytest.raises(ConfigError) as refused:
         load(config, {})
-    assert "admin.token_file" in str(refused.value)
+    assert f"{config}:1: admin.token_file: " in str(refused.value)
     assert words in str(refused.value)
     assert "verysecret" not in str(refused.value)
+
+
+def test_the_name_of_the_file_is_no_secret() -> None:
+    for key, shown in (("token_file", "/etc/sidecar/tokens"), ("token", "(hidden)")):
+        assert shown == shown_value(("admin", key), "/etc/sidecar/tokens", known_key=True)
 
 
 def test_a_file_that_others_may_write_to_is_refused(token_file: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import pytest
 
 from sidecar import __version__
 from sidecar.__main__ import main
+from sidecar.cli.completion import places
+from sidecar.cli.parser import COMMANDS, parser
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 Captured = pytest.CaptureFixture[str]
@@ -107,6 +110,8 @@ def _keys(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def test_version_prints_the_version(capsys: Captured) -> None:
     assert 0 == main(["version"])
     assert f"sidecar {__version__}\n" == capsys.readouterr().out
+    assert 0 == main(["version", "--json"])
+    assert {"version": __version__} == json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], [], ["check", "--nonsense"], ["run", "-c"], ["version", "x"]])
@@ -117,13 +122,54 @@ def test_wrong_use_ends_with_2_and_shows_the_usage(arguments: list[str], capsys:
     assert "usage: sidecar" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["sesions"], "sessions"),
+        (["sessions", "--outcme", "x"], "--outcome"),
+        (["breakers", "forceopen", "u"], "force-open"),
+        (["tokens", "new", "x", "--role", "opertae"], "operate"),
+        (["check", "--hosts", "x"], "--host"),
+    ],
+)
+def test_a_misspelled_word_is_told_with_the_one_that_was_meant(
+    arguments: list[str], meant: str, capsys: Captured
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert 2 == ended.value.code
+    assert f'did you mean "{meant}"?' in capsys.readouterr().err
+
+
+def test_every_command_that_tells_something_tells_it_to_programs_too() -> None:
+    without = {place.path for place in places(parser(), "sidecar") if not place.commands} - {
+        place.path for place in places(parser(), "sidecar") for option in place.options if "--json" in option.flags
+    }
+    assert {"sidecar run", "sidecar schema", "sidecar completion"} == without  # a log, a schema, a script
+
+
+def test_check_tells_programs_what_is_wrong(file: Path, capsys: Captured) -> None:
+    file.write_text("limts: {}\n")
+    assert 2 == main(["check", "-c", str(file), "--json"])
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert ("limts", str(file), 1, "limits") == tuple(problem[key] for key in ("key", "file", "line", "nearest"))
+
+
+def test_ctrl_c_ends_a_command_without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(chosen: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sidecar.cli.version.version", interrupted)
+    assert 130 == main(["version"])
+
+
 def test_help_names_every_command(capsys: Captured) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert 0 == ended.value.code
     said = capsys.readouterr().out
-    for command in ("run", "check", "schema", "sessions", "explain", "breakers", "version"):
-        assert f"    {command} " in said
+    for command in COMMANDS:
+        assert re.search(rf"^    {command}\s", said, re.MULTILINE), command
 
 
 def test_the_module_can_be_run_and_returns_its_exit_code(file: Path) -> None:

@@ -18,7 +18,10 @@ def check(chosen: argparse.Namespace) -> int:
     try:
         loaded = load(chosen.config, os.environ)
     except ConfigError as wrong:
-        print(wrong, file=sys.stderr)
+        if chosen.json:
+            print(json.dumps({"problems": [dataclasses.asdict(problem) for problem in wrong.problems]}, indent=2))
+        else:
+            print(wrong, file=sys.stderr)
         return 2
     where = loaded.path or "built-in defaults"
     upstreams = len(loaded.settings.upstreams)

@@ -27,13 +27,14 @@ def health(chosen: argparse.Namespace) -> int:
     address = _probes(chosen, os.environ) or find_address(chosen, os.environ)
     status, told = _asked(address)
     if status == 401:
-        print("it answers; whether it is ready it tells without a token only on `probes`")
+        shown = ("answers", "it answers; whether it is ready it tells without a token only on `probes`")
     elif status == 200 and told.get("status") == "ready":
-        print("ready")
+        shown = ("ready", "ready")
     elif "reason" in told:
         raise Failed(f"not ready: {told['reason']}")
     else:
         raise Failed(f"what answers at {address.url} ({address.named_by}) is not a sidecar: it says {status}")
+    print(json.dumps({"status": shown[0]}) if chosen.json else shown[1])
     return 0
 
 

@@ -1,6 +1,6 @@
 """The words of the command line.
 
-Law: nothing but argparse is imported here, so that `sidecar version` and every mistake are instant. `COMMANDS` says
+Law: nothing but argparse is loaded here, so that `sidecar version` and every mistake are instant. `COMMANDS` says
 where each command is.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 from typing import Any
+
+from sidecar.cli.suggesting import SuggestingParser
 
 COMMANDS = {
     "run": "sidecar.cli.running:run",
@@ -33,7 +35,7 @@ _DURATIONS = "90s, 15m, 2h"
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top = SuggestingParser(
         prog="sidecar",
         description="A proxy beside your app: point HTTP_PROXY at it and see every outgoing call.",
         epilog="`sidecar COMMAND --help` tells more. Exit codes: 0 fine, 1 failed, 2 wrong use.",
@@ -55,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
         description="Print a script that lets a shell complete this command line; its first line says how to use it.",
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
-    commands.add_parser("version", help="print the version")
+    _add_json(commands.add_parser("version", help="print the version"))
     return top
 
 
@@ -183,7 +185,7 @@ def _add_tokens(commands: Any) -> None:
             help="the file of tokens (default: the configuration's admin.token_file)",
         )
         _add_config(action)
-    _add_json(listing)
+        _add_json(action)
 
 
 def _add_health(commands: Any) -> None:
@@ -195,6 +197,7 @@ def _add_health(commands: Any) -> None:
     )
     _add_admin(health)
     _add_config(health)
+    _add_json(health)
 
 
 def _add_top(commands: Any) -> None:

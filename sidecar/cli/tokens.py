@@ -42,7 +42,8 @@ def _new(chosen: argparse.Namespace, path: Path, lines: list[str], known: tuple[
         raise Failed(f"{chosen.name} has a token in {path}; `sidecar tokens revoke {chosen.name}` takes it away", 1)
     made = new_token()
     _replace(path, [*(lines or [_HEADER]), str(Token(chosen.name, chosen.role, digest_of(made)))])
-    print(made)
+    shown = {"name": chosen.name, "role": chosen.role, "token": made, "file": str(path)}
+    print(json.dumps(shown) if chosen.json else made)
     told = f"The token of {chosen.name} ({chosen.role}) is in {path} as a digest; it is not shown again."
     print(f"{told} Use it with SIDECAR_ADMIN_TOKEN, or in a file with --token-file.", file=sys.stderr)
     return 0
@@ -54,6 +55,8 @@ def _revoke(chosen: argparse.Namespace, path: Path, lines: list[str], known: tup
         raise Failed(f"{chosen.name[:60]!r} has no token in {path}; there is one of {names}", 1)
     _replace(path, [line for line in lines if line.split()[:1] != [chosen.name]])
     last = " It was the last one: the sidecar goes on with it until there is another." if len(known) == 1 else ""
+    if chosen.json:
+        print(json.dumps({"revoked": chosen.name, "file": str(path)}))
     print(f"The token of {chosen.name} is out of {path}.{last}", file=sys.stderr)
     return 0
 

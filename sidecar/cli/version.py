@@ -8,5 +8,5 @@ from sidecar import __version__
 
 
 def version(chosen: argparse.Namespace) -> int:
-    print(f"sidecar {__version__}")
+    print(f'{{"version": "{__version__}"}}' if chosen.json else f"sidecar {__version__}")
     return 0
