@@ -124,6 +124,9 @@ class Admin(Section):
     them. Then whoever asks needs one. It is read again when it changes. Not set: no token, loopback only."""
     tls: ServerCertificate | None = None
     """Not set: plain http, in which a token can be overheard beyond this machine."""
+    audit_reads: Flag = False
+    """Whether the audit also has who looked at sessions and retry metrics, once a minute for each; changes are always
+    in it."""
 
 
 class Probes(Section):

@@ -135,9 +135,11 @@ class Sidecar:
     async def reload(self, why: str) -> None:
         """Put the configuration on disk in force, for whoever asks without waiting for an answer; the log has it."""
         try:
-            await self.reloading.reload(why)
+            done = await self.reloading.reload(why)
         except NotApplied:
-            pass  # told, and remembered for /readyz
+            return  # told, and remembered for /readyz
+        if done.changed:
+            await self.api.changes.note_own("signal" if why == "SIGHUP" else "file", done)
 
     async def stop(self, grace: float | None = None) -> bool:
         """Drain, then close. True if everything in flight ended within the grace."""
@@ -177,6 +179,7 @@ class Sidecar:
         """What an earlier run left is reconciled before anything is served."""
         try:
             await self.proxy.kept.begin()
+            await self.reloading.begin()
         except Trouble as trouble:
             raise CannotStart(str(trouble)) from trouble
         except OSError as error:

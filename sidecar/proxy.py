@@ -22,6 +22,7 @@ from sidecar.answers import Answers
 from sidecar.clock import Ticker
 from sidecar.durable.kept import Kept
 from sidecar.egress import Egress
+from sidecar.forced import ForcedStates
 from sidecar.guard import Guard
 from sidecar.handshakes import Handshakes
 from sidecar.intercept import Interception
@@ -77,6 +78,7 @@ class Proxy:
             server_id=self.pseudonym.decode(),
         )
         self.metrics = self.signals.metrics
+        self.forced = ForcedStates()
         self.ticker = Ticker(loop)
         self.turn = Turn(loop)
         self.egress = Egress(settings)
@@ -120,6 +122,7 @@ class Proxy:
         self.retries_enabled = settings.retries_enabled
         self._stages.configure(settings.stages, settings.limits.workflow_ttl, settings.limits.workflows)
         self.seen_keys.ttl = settings.limits.workflow_ttl
+        self.kept.configure(settings, registry)
         self.signals.configure(settings.telemetry, settings.upstreams, _subsystems(settings), registry)
 
     def _wiring(self, settings: Settings, dialler: Dialler, registry: Mapping[str, ErrorCode]) -> Wiring:
@@ -163,7 +166,10 @@ class Proxy:
         def would_open(at: float, why: str) -> None:
             self.signals.breaker_would_open(upstream, endpoint, why)
 
-        return Breaker(settings, changed, would_open)
+        breaker = Breaker(settings, changed, would_open)
+        now = clock.monotonic()
+        self.forced.hold(breaker, upstream, endpoint, now, self.wall(now))
+        return breaker
 
 
 def _subsystems(settings: Settings) -> dict[str, str]:

@@ -9,14 +9,16 @@ and is told as `needs_restart`. One change at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from config.changes import AT_START, Change, at_start_only, changes, without_restart
 from config.loader import ConfigError, Loaded, Origin, load
 from config.problems import Problem, dotted
 from config.runtime import NOTHING_SET, Runtime
 from sidecar import clock
+from sidecar.durable.trouble import Trouble
 from sidecar.inbound import Downstream
 from sidecar.proxy import Proxy
 from sidecar.upstream.tls import UnusableCertificates
@@ -42,6 +44,14 @@ class Reloaded:
     """Keys that are another in the file than in force."""
 
     @property
+    def before(self) -> dict[str, Any]:
+        return {change.key: change.before for change in self.changed}
+
+    @property
+    def after(self) -> dict[str, Any]:
+        return {change.key: change.after for change in self.changed}
+
+    @property
     def summary(self) -> str:
         keys = [change.key for change in self.changed]
         more = f" and {len(keys) - _TOLD} more" if len(keys) > _TOLD else ""
@@ -60,10 +70,6 @@ class Refused:
     why: str
 
 
-Kept = Callable[[Runtime], Awaitable[None]]
-"""Makes what was set at run time outlive a restart."""
-
-
 class Reloading:
     """See the module's law."""
 
@@ -80,6 +86,7 @@ class Reloading:
         """What the file held when it was last read, valid or not."""
         self.configured_retries = loaded.settings.retries_enabled
         """The kill switch as the file has it."""
+        self._configured_origin = loaded.origins.get("retries_enabled", "default")
 
     async def reload(self, why: str) -> Reloaded:
         """Read the file again. `why` is for people: a signal, a changed file, an operator. Raises NotApplied."""
@@ -96,7 +103,20 @@ class Reloading:
             self._tell(done, why)
             return done
 
-    async def begin_with(self, runtime: Runtime) -> None:
+    async def begin(self) -> None:
+        """At the start, when the store has been looked for: what operators had ordered before it."""
+        durable, proxy = self._proxy.kept.durable, self._proxy
+        if durable is None:
+            return
+        now = clock.monotonic()
+        for forced in await durable.orders.read_forced(proxy.wall(now)):
+            proxy.forced.note(forced)
+        for state in proxy.directory.states():
+            for endpoint, breaker in state.breakers():
+                proxy.forced.hold(breaker, state.label, endpoint, now, proxy.wall(now))
+        await self._begin_with(await durable.orders.read_runtime())
+
+    async def _begin_with(self, runtime: Runtime) -> None:
         """At the start: what operators had set before it. Where the file does not go with it any more, the file alone
         is in force, and that is told."""
         async with self._one_at_a_time:
@@ -108,32 +128,42 @@ class Reloading:
             except NotApplied as refused:
                 self._refuse(refused, "what was set at run time, before this start")
 
-    async def set(self, change: Callable[[Runtime], Runtime], keep: Kept, why: str) -> Reloaded:
-        """Change what is set at run time, over the file that is in force, whatever has become of it on disk since.
-        Raises NotApplied; and whatever `keep` raises, and then nothing has changed either."""
+    async def set(self, change: Callable[[Runtime], Runtime], why: str) -> Reloaded:
+        """Change what is set at run time, over the file that is in force, whatever has become of it on disk since; it
+        outlives a restart. Raises NotApplied, or Trouble when it cannot be kept: then nothing has changed either."""
         async with self._one_at_a_time:
-            runtime, loaded = await self._read(change, self.loaded.text)
-            await keep(runtime)
+            durable = await self._proxy.kept.open()
+            while True:
+                runtime, loaded = await self._read(change, self.loaded.text)
+                before = self.runtime
+                await durable.orders.keep_runtime(runtime, clock.wall())
+                if self.runtime is before:  # the kill switch has not been touched meanwhile
+                    break
             try:
                 done = self._put_in_force(loaded)
             except NotApplied:
-                await keep(self.runtime)
+                await durable.orders.keep_runtime(self.runtime, clock.wall())
                 raise
             self.runtime = runtime
             self._tell(done, why)
             return done
 
-    def switch_retries(self, enabled: bool, runtime: Runtime) -> None:
-        """The kill switch: at once, and without reading anything."""
+    async def switch_retries(self, enabled: bool) -> Trouble | None:
+        """The kill switch: at once, whatever else is under way, and then kept. Returns why it could not be kept."""
+        given = None if enabled == self.configured_retries else enabled
+        self.runtime = runtime = self.runtime.with_retries(given)
         settings = self._proxy.settings.model_copy(update={"retries_enabled": enabled})
-        before = self.loaded.origins.get("retries_enabled", "default")
-        origin: Origin = "runtime" if runtime.retries_enabled is not None else before
-        self.runtime = runtime
-        self.loaded = replace(
-            self.loaded, settings=settings, origins={**self.loaded.origins, "retries_enabled": origin}
-        )
+        origin: Origin = "runtime" if given is not None else self._configured_origin
+        origins = {**self.loaded.origins, "retries_enabled": origin}
+        self.loaded = replace(self.loaded, settings=settings, origins=origins)
         self._proxy.settings = settings
         self._proxy.retries_enabled = enabled
+        try:
+            durable = await self._proxy.kept.open()
+            await durable.orders.keep_runtime(runtime, clock.wall())
+        except Trouble as trouble:
+            return trouble
+        return None
 
     async def _read(self, change: Callable[[Runtime], Runtime], text: bytes | None) -> tuple[Runtime, Loaded]:
         """In a thread: it takes a while, and the kill switch does not wait for it. The file must be valid alone too, or
@@ -150,6 +180,7 @@ class Reloading:
                 raise NotApplied(wrong.problems) from None
             if self.runtime is before:
                 self.configured_retries = alone.settings.retries_enabled
+                self._configured_origin = alone.origins["retries_enabled"]
                 return runtime, loaded
 
     def _put_in_force(self, loaded: Loaded) -> Reloaded:

@@ -203,8 +203,9 @@ async def test_the_kill_switch_ends_and_begins_retries_at_once(
     start_sidecar: Starter, upstream: Upstream, route: Any
 ) -> None:
     sidecar = await start_sidecar(upstreams=route(upstream), policies={"default": {"base_delay": 0.001}})
-    assert {"retries_enabled": True, "configured": True} == (await admin(sidecar, "/retries")).json
-    assert {"retries_enabled": False, "configured": True} == (await order(sidecar, "/retries/disable")).json
+    shown = {"retries_enabled": True, "configured": True, "lasting": True}
+    assert shown == (await admin(sidecar, "/retries")).json
+    assert {**shown, "retries_enabled": False} == (await order(sidecar, "/retries/disable")).json
     await get(sidecar, "/u/500")
     assert 1 == len(upstream.requests)
     assert "disabled" == (await admin(sidecar, "/sessions")).json["items"][0]["suppressed"]

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from config.addresses import is_loopback
 from sidecar.admin.access import Access
+from sidecar.admin.audit import AuditTrail
 from sidecar.admin.breakers import Breakers
 from sidecar.admin.changes import Changes
 from sidecar.admin.dead_letter_files import DeadLetterFiles
@@ -23,6 +24,7 @@ from sidecar.admin.jobs import Jobs
 from sidecar.admin.keys import Keys
 from sidecar.admin.measures import Measures
 from sidecar.admin.openapi import OpenApi
+from sidecar.admin.policies import RetryPolicies
 from sidecar.admin.probes import FOR_ANYONE, Probes
 from sidecar.admin.replays import Replays
 from sidecar.admin.retries import Retries
@@ -45,23 +47,25 @@ class Api:
         facts = LiveFacts(proxy, lambda: self.not_ready)
         proxy.metrics.live = lambda: families(facts)
         self.events = LiveEvents(proxy)
-        changes = Changes(proxy)
+        self.changes = changes = Changes(proxy)
         openapi = OpenApi(proxy)
         self.routes: tuple[Route, ...] = (
             *Probes(proxy, lambda: self.not_ready, reloading).routes(),
             *EffectiveSettings(proxy, reloading, changes).routes(),
+            *RetryPolicies(proxy, reloading, changes).routes(),
             *Upstreams(proxy).routes(),
             *Breakers(proxy, changes).routes(),
-            *Retries(proxy, changes).routes(),
-            *Sessions(proxy).routes(),
+            *Retries(proxy, reloading, changes).routes(),
+            *Sessions(proxy, changes).routes(),
             *self.events.routes(),
-            *Measures(proxy).routes(),
+            *Measures(proxy, changes).routes(),
             *Errors(proxy).routes(),
             *DeadLetterFiles(proxy, changes).routes(),
             *Replays(proxy, changes).routes(),
             *DeadLetters(proxy, changes).routes(),
             *Jobs(proxy, changes).routes(),
             *Keys(proxy, changes).routes(),
+            *AuditTrail(proxy).routes(),
             *openapi.routes(),
         )
         openapi.described = self.routes

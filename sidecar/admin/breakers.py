@@ -19,6 +19,8 @@ from sidecar.admin.fields import Answer, Body, BreakerState, Duration, Limit, No
 from sidecar.admin.pages import in_slices, page_of
 from sidecar.admin.problem import Problem, unknown, wrong
 from sidecar.admin.route import Call, Route, Told
+from sidecar.durable.trouble import Trouble
+from sidecar.forced import ForcedState
 from sidecar.policy.breaker import Breaker
 from sidecar.proxy import Proxy
 from sidecar.upstream.endpoints import UpstreamState
@@ -168,10 +170,13 @@ class Breakers:
         state = self._upstream(call.named("upstream"))
         chosen = self._chosen(state, call.query.endpoint)
         now = clock.monotonic()
+        seen = []
         for endpoint, breaker in chosen:
             before = self._breaker(state, endpoint, breaker, now)
             _obey(breaker, action, order, now)
-            after = self._breaker(state, endpoint, breaker, now)
+            seen.append((endpoint, before, self._breaker(state, endpoint, breaker, now)))
+        await self._keep_forced(state, chosen)
+        for endpoint, before, after in seen:
             await self._changes.note(
                 call.request,
                 f"ordered {action} of the breaker of",
@@ -181,6 +186,23 @@ class Breakers:
                 reason=order.reason,
             )
         return Ordered(items=tuple(self._breaker(state, endpoint, breaker, now) for endpoint, breaker in chosen))
+
+    async def _keep_forced(self, state: UpstreamState, chosen: list[tuple[str, Breaker]]) -> None:
+        """So that a restart does not forget it. An order holds also where nothing can be kept."""
+        proxy, held = self._proxy, []
+        for endpoint, breaker in chosen:
+            forced = breaker.forced
+            until = None if forced is None or math.isinf(forced.until) else proxy.wall(forced.until)
+            reason = "" if forced is None else forced.reason
+            held.append(ForcedState(state.label, endpoint, None if forced is None else forced.state, until, reason))
+            proxy.forced.note(held[-1])
+        try:
+            durable = await proxy.kept.open()
+            await durable.orders.keep_forced(held, clock.wall())
+        except Trouble as trouble:
+            proxy.log.error(
+                "sidecar.breaker.not_kept", f"the order to {state.name} holds until a restart only: {trouble}"
+            )
 
     def _newest_first(self, upstream: str | None) -> list[Transition]:
         kept = reversed(self._proxy.signals.transitions)

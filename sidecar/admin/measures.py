@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field, WithJsonSchema
 
 from sidecar import clock
+from sidecar.admin.changes import Changes
 from sidecar.admin.fields import Answer, Duration, NoBody, Query, Text
 from sidecar.admin.problem import Problem, wrong, wrong_choice
 from sidecar.admin.route import Call, Route, Told
@@ -93,8 +94,9 @@ class Timeseries(Answer):
 class Measures:
     """The handlers."""
 
-    def __init__(self, proxy: Proxy) -> None:
+    def __init__(self, proxy: Proxy, changes: Changes) -> None:
         self._aggregates = proxy.signals.aggregates
+        self._changes = changes
 
     def routes(self) -> Iterator[Route]:
         yield Route(
@@ -103,9 +105,11 @@ class Measures:
         yield Route("GET", "/timeseries", "One metric over time.", self.timeseries, Timeseries, TimeseriesQuery)
 
     async def retry_metrics(self, call: Call[RetryMetricsQuery, NoBody]) -> Told:
+        await self._changes.note_reading(call.request, "retry metrics")
         return self._aggregates.retry_metrics(call.query.window, clock.monotonic())
 
     async def timeseries(self, call: Call[TimeseriesQuery, NoBody]) -> Told:
+        await self._changes.note_reading(call.request, "time series")
         metric, window = call.query.metric, call.query.window
         step = call.query.step or (60.0 if window <= _HOUR else _HOUR)
         if metric not in SERIES:

@@ -1,7 +1,7 @@
 """The kill switch: whether anything is ever sent a second time.
 
-Law: takes effect with the next decision, also of requests under way; lasts until it is switched back or the sidecar
-restarts, which reads `retries_enabled` again.
+Law: takes effect with the next decision, also of requests under way, and outlives a restart, until it is switched back.
+It works also where nothing can be kept; then the answer says that a restart will forget it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Text
 from sidecar.admin.problem import unknown
 from sidecar.admin.route import Call, Route, Told
 from sidecar.proxy import Proxy
+from sidecar.reloading import Reloading
 
 _ACTIONS = {"enable": True, "disable": False}
 
@@ -29,14 +30,17 @@ class Switch(Answer):
 
     retries_enabled: bool
     configured: bool
-    """What the configuration says, and a restart goes back to."""
+    """What the file and the variables say."""
+    lasting: bool = True
+    """false: it could not be written down, and a restart goes back to what was last written."""
 
 
 class Retries:
     """The handlers."""
 
-    def __init__(self, proxy: Proxy, changes: Changes) -> None:
+    def __init__(self, proxy: Proxy, reloading: Reloading, changes: Changes) -> None:
         self._proxy = proxy
+        self._reloading = reloading
         self._changes = changes
 
     def routes(self) -> Iterator[Route]:
@@ -54,16 +58,24 @@ class Retries:
         )
 
     async def shown(self, call: Call[NoQuery, NoBody]) -> Told:
-        proxy = self._proxy
-        return Switch(retries_enabled=proxy.retries_enabled, configured=proxy.settings.retries_enabled)
+        return self._shown(lasting=True)
 
     async def switch(self, call: Call[NoQuery, SwitchOrder]) -> Told:
         action = call.named("action")
         if action not in _ACTIONS:
             raise unknown("action", action, _ACTIONS, f"retries do not obey {action[:60]!r}", ", ".join(_ACTIONS))
         before, after = self._proxy.retries_enabled, _ACTIONS[action]
-        self._proxy.retries_enabled = after
+        trouble = await self._reloading.switch_retries(after)
+        if trouble is not None:
+            self._proxy.log.error("sidecar.retries.not_kept", f"retries are {action}d until a restart: {trouble}")
         await self._changes.note(
             call.request, f"{action}d", about="retries", before=before, after=after, reason=call.body.reason
         )
-        return await self.shown(Call(call.request, NoQuery(), NoBody()))
+        return self._shown(lasting=trouble is None)
+
+    def _shown(self, *, lasting: bool) -> Switch:
+        return Switch(
+            retries_enabled=self._proxy.retries_enabled,
+            configured=self._reloading.configured_retries,
+            lasting=lasting,
+        )

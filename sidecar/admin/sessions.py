@@ -11,6 +11,7 @@ from typing import Any, Literal
 from aiohttp import web
 
 from sidecar import clock
+from sidecar.admin.changes import Changes
 from sidecar.admin.fields import Answer, Limit, Moment, NoBody, NoQuery, Query, Text
 from sidecar.admin.negotiation import JSON, PLAIN, preferred
 from sidecar.admin.pages import in_slices
@@ -152,8 +153,9 @@ class SessionPage(Answer):
 class Sessions:
     """The handlers."""
 
-    def __init__(self, proxy: Proxy) -> None:
+    def __init__(self, proxy: Proxy, changes: Changes) -> None:
         self._proxy = proxy
+        self._changes = changes
 
     def routes(self) -> Iterator[Route]:
         yield Route(
@@ -171,6 +173,7 @@ class Sessions:
         )
 
     async def page(self, call: Call[SessionsQuery, NoBody]) -> Told:
+        await self._changes.note_reading(call.request, "sessions")
         query, proxy = call.query, self._proxy
         if query.code is not None and query.code not in proxy.registry:
             raise wrong_choice(
@@ -191,6 +194,7 @@ class Sessions:
         return {"items": await in_slices(page.items, proxy.signals.show), "next_cursor": page.next_cursor}
 
     async def one(self, call: Call[NoQuery, NoBody]) -> Told:
+        await self._changes.note_reading(call.request, f"session {call.named('id')[:60]}")
         session_id = call.named("id")
         signals = self._proxy.signals
         session = signals.sessions.find(session_id)

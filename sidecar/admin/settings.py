@@ -1,4 +1,4 @@
-"""What is in force: the effective configuration, and its policies with who uses them.
+"""The effective configuration: what is in force, and reading the file again.
 
 Law: secrets are masked by the models that hold them. What is in force changes in `sidecar/reloading.py` only.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from config.model import SHIPPED, Settings
-from config.policy import Policy
 from sidecar.admin.changes import Changes
 from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Text
-from sidecar.admin.problem import FieldError, Problem, unknown
+from sidecar.admin.problem import FieldError, Problem
 from sidecar.admin.route import Call, Route, Told
+from sidecar.durable.trouble import Trouble
 from sidecar.proxy import Proxy
 from sidecar.reloading import NotApplied, Reloading
 
@@ -55,26 +54,6 @@ class ReloadOrder(Body):
     """For the log and the audit."""
 
 
-class PolicyShown(Answer):
-    """One policy, complete."""
-
-    id: str
-    shipped: bool
-    """It exists without any configuration."""
-    changed: tuple[str, ...]
-    """The keys that the configuration itself gives; the others are shipped, or from `global_defaults`."""
-    used_by: tuple[str, ...]
-    """Where it is named. The policies of error codes follow on those codes wherever nothing else is said."""
-    policy: Policy
-
-
-class Policies(Answer):
-    """All of them."""
-
-    items: tuple[PolicyShown, ...]
-    next_cursor: None = None
-
-
 class EffectiveSettings:
     """The handlers."""
 
@@ -94,16 +73,6 @@ class EffectiveSettings:
             body=ReloadOrder,
             refusals=(409, 413, 415),
         )
-        yield Route("GET", "/policies", "Every retry policy, with who uses it.", self.policies, Policies)
-        yield Route(
-            "GET",
-            "/policies/{id}",
-            "One retry policy.",
-            self.policy,
-            PolicyShown,
-            parts={"id": "The name of a policy."},
-            refusals=(404,),
-        )
 
     async def config(self, call: Call[NoQuery, NoBody]) -> Told:
         loaded = self._reloading.loaded
@@ -119,13 +88,13 @@ class EffectiveSettings:
         try:
             done = await self._reloading.reload("POST /reload")
         except NotApplied as refused:
-            raise not_applied(refused) from None
+            raise Problem(409, "CONFLICT", f"nothing has changed: {refused}", field_errors(refused)) from None
         await self._changes.note(
             call.request,
             "reloaded",
             about="the configuration",
-            before={change.key: change.before for change in done.changed},
-            after={change.key: change.after for change in done.changed},
+            before=done.before,
+            after=done.after,
             reason=call.body.reason,
         )
         return ReloadShown(
@@ -134,33 +103,10 @@ class EffectiveSettings:
             needs_restart=done.needs_restart,
         )
 
-    async def policies(self, call: Call[NoQuery, NoBody]) -> Told:
-        users = self._users()
-        policies = self._proxy.settings.policies
-        return Policies(items=tuple(_shown(name, policy, users) for name, policy in policies.items()))
 
-    async def policy(self, call: Call[NoQuery, NoBody]) -> Told:
-        name = call.named("id")
-        policy = self._proxy.settings.policies.get(name)
-        if policy is None:
-            raise unknown(
-                "id", name, self._proxy.settings.policies, f"no policy is called {name[:60]!r}", "GET /policies"
-            )
-        return _shown(name, policy, self._users())
-
-    def _users(self) -> Mapping[str, tuple[str, ...]]:
-        places: dict[str, list[str]] = {}
-        for policy, place in _places(self._proxy.settings):
-            places.setdefault(policy, []).append(place)
-        for entry in self._proxy.registry.values():
-            if entry.policy is not None:
-                places.setdefault(entry.policy, []).append(f"error code {entry.code}")
-        return {policy: tuple(named) for policy, named in places.items()}
-
-
-def not_applied(refused: NotApplied) -> Problem:
-    """409 with every problem; what was in force still is."""
-    errors = [
+def field_errors(refused: NotApplied) -> list[FieldError]:
+    """What is wrong with a configuration, key by key."""
+    return [
         FieldError(
             field=problem.key or problem.file or problem.variable or "the configuration",
             value=problem.value,
@@ -169,28 +115,8 @@ def not_applied(refused: NotApplied) -> Problem:
         )
         for problem in refused.problems
     ]
-    return Problem(409, "CONFLICT", f"nothing has changed: {refused}", errors)
 
 
-def _shown(name: str, policy: Policy, users: Mapping[str, tuple[str, ...]]) -> PolicyShown:
-    return PolicyShown(
-        id=name,
-        shipped=name in SHIPPED,
-        changed=tuple(sorted(policy.model_fields_set)),
-        used_by=users.get(name, ()),
-        policy=policy,
-    )
-
-
-def _places(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Every key that names a policy, as (policy, dotted key)."""
-    for name, upstream in settings.upstreams.items():
-        if upstream.chosen_policy is not None:
-            yield upstream.chosen_policy, f"upstreams.{name}.policy"
-        for operation in upstream.operations:
-            if operation.policy is not None:
-                yield operation.policy, f"upstreams.{name}.operations.{operation.name}.policy"
-    for subsystem, operations in settings.subsystem_mappings.items():
-        for operation_name, codes in operations.items():
-            for code, policy in codes.items():
-                yield policy, f"subsystem_mappings.{subsystem}.{operation_name}.{code}"
+def of_trouble(trouble: Trouble) -> Problem:
+    """What the store refused."""
+    return Problem(trouble.status, trouble.code, str(trouble))

@@ -19,6 +19,7 @@ COMMANDS = {
     "sessions": "sidecar.cli.sessions:sessions",
     "explain": "sidecar.cli.explaining:explain",
     "breakers": "sidecar.cli.breakers:breakers",
+    "audit": "sidecar.cli.audit:audit",
     "tokens": "sidecar.cli.tokens:tokens",
     "health": "sidecar.cli.health:health",
     "top": "sidecar.cli.top:top",
@@ -48,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     _add_sessions(commands)
     _add_explain(commands)
     _add_breakers(commands)
+    _add_audit(commands)
     _add_tokens(commands)
     _add_health(commands)
     _add_top(commands)
@@ -209,6 +211,20 @@ def _add_top(commands: Any) -> None:
     )
     top.add_argument("--once", action="store_true", help="show it once, as plain text, and end (--json: as JSON)")
     _add_talking(top)
+
+
+def _add_audit(commands: Any) -> None:
+    audit = commands.add_parser(
+        "audit",
+        help="show who changed what",
+        description="Show who changed what, when, from where and why, newest first. --json shows all of each change.",
+    )
+    audit.add_argument("--since", metavar="WHEN", help=f"only those since: {_DURATIONS} ago, or 2026-01-29T12:00:00Z")
+    audit.add_argument("--until", metavar="WHEN", help="only those until then")
+    audit.add_argument("--who", metavar="NAME", help="only those of this token, or of local, signal or file")
+    audit.add_argument("--about", metavar="TEXT", help="only those about a thing with this in its name")
+    audit.add_argument("--limit", type=_count, default=20, metavar="N", help="at most so many (default: 20)")
+    _add_talking(audit)
 
 
 def _count(text: str) -> int:

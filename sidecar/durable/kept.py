@@ -18,6 +18,7 @@ from sidecar.durable.disk import volatile_file_system
 from sidecar.durable.trouble import NotKept, Trouble
 
 if TYPE_CHECKING:
+    from config.errors import ErrorCode
     from config.model import Settings, Upstream
     from sidecar.durable.deadletter import Terms
     from sidecar.durable.layers import Durable
@@ -152,6 +153,12 @@ class Kept:
             log.warn(event, sentence)
 
     # ---- settings ------------------------------------------------------------------------------------------------
+
+    def configure(self, settings: Settings, registry: Mapping[str, ErrorCode]) -> None:
+        """Other settings, from now on; the directory is that of the start."""
+        self._settings = settings.dead_letter
+        if self.durable is not None:
+            self.durable.configure(settings.dead_letter, registry)
 
     def settings_of(self, upstream: str) -> Upstream:
         """By the upstream's label; those of a host that no upstream lists are the defaults."""

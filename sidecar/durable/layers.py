@@ -16,12 +16,14 @@ from config.errors import ErrorCode
 from sidecar import clock
 from sidecar.durable.attempts import Event, quiet
 from sidecar.durable.attempts import Send as SendReplay
+from sidecar.durable.audit import Audit
 from sidecar.durable.deadletter import DeadLetters, Terms
 from sidecar.durable.export import Files
 from sidecar.durable.idempotency import Gate
 from sidecar.durable.jobs import Jobs
 from sidecar.durable.listing import Listing
 from sidecar.durable.operator import Operator
+from sidecar.durable.orders import Orders
 from sidecar.durable.outbox import Lookup, Outbox
 from sidecar.durable.outbox import Send as SendDelivery
 from sidecar.durable.outbox import Terms as OutboxTerms
@@ -62,6 +64,8 @@ class Durable:
         self.upkeep = Upkeep(self.letters)
         self.gate = Gate(store, keyring, counts=counts)
         self.rotation = Rotation(store, keyring, self.letters.bodies)
+        self.audit = Audit(store)
+        self.orders = Orders(store)
         self.replayer: Replayer | None = None
         self.outbox: Outbox | None = None
         self.jobs: Jobs | None = None
@@ -121,6 +125,11 @@ class Durable:
         )
         self.jobs = Jobs(self.outbox)
         self._outbox_keep = outbox_keep
+
+    def configure(self, settings: DeadLetterStore, registry: Mapping[str, ErrorCode]) -> None:
+        self.letters.settings = settings
+        self.letters.registry = registry
+        self.store.min_free_bytes = settings.min_free_bytes
 
     async def begin(self) -> None:
         """Reconcile what an earlier run left, then let the outbox and the chores run."""

@@ -129,5 +129,21 @@ _FIRST = (
     END""",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+_OPERATING = (
+    """CREATE TABLE audit (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, who TEXT NOT NULL, claimed TEXT, client TEXT,
+        agent TEXT, what TEXT NOT NULL, about TEXT NOT NULL, before TEXT, after TEXT, reason TEXT)""",
+    """CREATE TRIGGER audit_is_not_changed BEFORE UPDATE ON audit BEGIN
+        SELECT RAISE(ABORT, 'the audit is only ever added to');
+    END""",
+    """CREATE TRIGGER audit_is_not_shortened BEFORE DELETE ON audit BEGIN
+        SELECT RAISE(ABORT, 'the audit is only ever added to');
+    END""",
+    "CREATE TABLE runtime_settings (key TEXT PRIMARY KEY, value TEXT NOT NULL, set_at REAL NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE forced_breakers (
+        upstream TEXT NOT NULL, endpoint TEXT NOT NULL, state TEXT NOT NULL, until REAL, reason TEXT NOT NULL,
+        PRIMARY KEY (upstream, endpoint)) WITHOUT ROWID""",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OPERATING)
 VERSION = len(MIGRATIONS)

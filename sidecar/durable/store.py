@@ -67,7 +67,7 @@ class Store:
         self._loop = asyncio.get_running_loop()
         self._tell = report
         self._opener = Opener(state_dir, self.disk, self.report, connect)
-        self._min_free_bytes = min_free_bytes
+        self.min_free_bytes = min_free_bytes
         self._writer = Writer(self._opener, self.report, self.room, list(hooks))
         self._readers = ThreadPoolExecutor(_READERS, "store-reader")
         self._workers = ThreadPoolExecutor(_READERS, "store-files")
@@ -113,7 +113,7 @@ class Store:
 
     def room(self) -> int:
         """How many bytes may still be added. Blocks: for threads."""
-        return self.disk.free_bytes(self.directory) - self._min_free_bytes
+        return self.disk.free_bytes(self.directory) - self.min_free_bytes
 
     # ---- writing ---------------------------------------------------------------------------------------------
 

@@ -1,0 +1,75 @@
+"""`sidecar audit`: who changed what, newest first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from sidecar.cli.admin import connect, telling_failures
+from sidecar.cli.table import Cell, Column, Table
+from sidecar.cli.terminal import Terminal
+
+_COLUMNS = (
+    Column("TIME (UTC)"),
+    Column("WHO"),
+    Column("FROM", importance=1),
+    Column("WHAT"),
+    Column("BEFORE → AFTER", flexible=True, importance=3),
+    Column("REASON", flexible=True, importance=2),
+)
+_MOST_AT_ONCE = 1000
+
+
+@telling_failures
+def audit(chosen: argparse.Namespace) -> int:
+    admin = connect(chosen, os.environ)
+    wanted = {"since": chosen.since, "until": chosen.until, "who": chosen.who, "about": chosen.about}
+    items: list[dict[str, Any]] = []
+    cursor = None
+    while len(items) < chosen.limit:
+        page = admin.get("/audit", limit=min(_MOST_AT_ONCE, chosen.limit - len(items)), cursor=cursor, **wanted)
+        items += page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    terminal = Terminal()
+    if chosen.json:
+        terminal.line(json.dumps({"items": items, "next_cursor": cursor}, indent=2))
+        return 0
+    if not items:
+        terminal.line("Nothing was changed, as far as is asked for.")
+        return 0
+    table = Table(terminal, _COLUMNS, rows := list(map(_row, items)))
+    table.head()
+    table.show(rows)
+    if cursor is not None:
+        terminal.line(terminal.paint("There is more: --limit shows more of it.", "dim"))
+    return 0
+
+
+def _row(entry: dict[str, Any]) -> Sequence[Cell]:
+    claimed = entry["claimed_user"]
+    time = entry["timestamp"]
+    return (
+        Cell(f"{time[5:10]} {time[11:19]}"),
+        Cell(entry["who"] if claimed is None else f"{entry['who']} ({claimed}?)"),
+        Cell(entry["client"] or "-"),
+        Cell(f"{entry['what']} {entry['about']}"),
+        Cell(_difference(entry["before"], entry["after"])),
+        Cell(entry["reason"] or ""),
+    )
+
+
+def _difference(before: Any, after: Any) -> str:
+    """Short: `--json` has all of it."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = [key for key in dict.fromkeys((*before, *after)) if before.get(key) != after.get(key)]
+        return ", ".join(f"{key} {_short(before.get(key))} → {_short(after.get(key))}" for key in keys)
+    return "" if before is None and after is None else f"{_short(before)} → {_short(after)}"
+
+
+def _short(value: Any) -> str:
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,270 @@
+"""What an operator changes while the sidecar runs, what a restart remembers of it, and who is written down for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Running, Starter, UpstreamStarter
+from tests.doubles.app import App, Reply
+from tests.doubles.faults import TINY
+from tests.doubles.upstream import always, answer
+from tests.test_admin import admin, at_fault, order
+from tests.test_admin_access import OPERATOR, READER, bearer, token_file  # noqa: F401  # a fixture
+from tests.test_reload import rewrite
+
+GET = "GET /u/x HTTP/1.1\r\nHost: s\r\n\r\n"
+NO = always(answer(b"no", "503 Service Unavailable"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "sidecar.yaml"
+
+
+async def put(sidecar: Running, path: str, body: Any, *fields: str, method: str = "PUT") -> Reply:
+    data = json.dumps(body).encode()
+    lines = (f"Content-Length: {len(data)}", "Content-Type: application/json", *fields)
+    return await admin(sidecar, path, *lines, method=method, body=data)
+
+
+async def delete(sidecar: Running, path: str) -> Reply:
+    return await admin(sidecar, path, method="DELETE")
+
+
+async def audit(sidecar: Running, query: str = "") -> list[dict[str, Any]]:
+    reply = await admin(sidecar, f"/audit{query}")
+    assert 200 == reply.status, reply.body
+    items: list[dict[str, Any]] = reply.json["items"]
+    return items
+
+
+async def attempts(app: App) -> str | None:
+    return (await app.ask(GET)).get("x-sidecar-attempts")
+
+
+# ---- policies ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_policy_set_at_run_time_holds_over_the_file_and_a_restart_until_it_is_removed(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, file: Path, tmp_path: Path
+) -> None:
+    upstream = await start_upstream(NO)
+    keys: dict[str, Any] = {
+        "upstreams": {
+            "u": {
+                "route": "/u",
+                "endpoints": [upstream.url],
+                "policy": "mine",
+                "breaker": {"enabled": False},
+                "dead_letter": {"enabled": False},
+            }
+        },
+        "policies": {"mine": {**TINY, "max_attempts": 2, "jitter_type": "none"}},
+        "state_dir": str(tmp_path / "state"),
+    }
+    sidecar = await start_sidecar(file=file, **keys)
+    app = await sidecar.app()
+    assert "2" == await attempts(app)
+    reply = await put(sidecar, "/policies/mine?reason=a+test", {**TINY, "max_attempts": 3})
+    assert (200, "runtime", 3) == (reply.status, reply.json["origin"], reply.json["policy"]["max_attempts"])
+    assert "full" == reply.json["policy"]["jitter_type"]  # the whole policy, not a change of the file's
+    assert "3" == await attempts(app)
+    origins = (await admin(sidecar, "/config")).json["origins"]
+    assert ("runtime", "default") == (origins["policies.mine.max_attempts"], origins["policies.mine.jitter_type"])
+    rewrite(file, shutdown_grace=3)
+    assert 200 == (await order(sidecar, "/reload")).status
+    assert "3" == await attempts(app)
+    await sidecar.stop(grace=0.1)
+    again = await start_sidecar(file=file, **keys)
+    assert "3" == await attempts(await again.app())
+    removed = await delete(again, "/policies/mine")
+    assert (200, "file", 2) == (
+        removed.status,
+        removed.json["policy"]["origin"],
+        removed.json["policy"]["policy"]["max_attempts"],
+    )
+    assert "2" == await attempts(await again.app())
+    await again.stop(grace=0.1)
+    last = await start_sidecar(file=file, **keys)
+    assert "2" == await attempts(await last.app())
+    entries = [(one["what"], one["about"], one["reason"]) for one in await audit(last, "?about=policy")]
+    assert [("removed", "policy mine, set at run time", None), ("set", "policy mine", "a test")] == entries
+
+
+async def test_a_policy_may_exist_at_run_time_only(start_sidecar: Starter) -> None:
+    sidecar = await start_sidecar()
+    assert 200 == (await put(sidecar, "/policies/brave", {"max_attempts": 9})).status
+    assert "brave" in [one["id"] for one in (await admin(sidecar, "/policies")).json["items"]]
+    assert (200, None) == ((removed := await delete(sidecar, "/policies/brave")).status, removed.json["policy"])
+    assert 404 == (await admin(sidecar, "/policies/brave")).status
+    assert 404 == (await delete(sidecar, "/policies/brave")).status
+    refused = await delete(sidecar, "/policies/patient")
+    assert 409 == refused.status and "PUT /policies/patient" in refused.json["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "field", "words"),
+    [
+        ("mine", {"max_atempts": 3}, "max_atempts", "max_attempts"),
+        ("mine", {"max_attempts": 99}, "max_attempts", "10"),
+        ("mine", {"max_attempts": "3"}, "max_attempts", "number"),
+        ("mine", {"base_delay": 5, "max_delay": 1}, "policies.mine.max_delay", "base_delay"),
+        ("_mine", {}, "policies._mine", "reserved"),
+        ("a%20b", {}, "policies.a b", "letters"),
+    ],
+)
+async def test_a_wrong_policy_is_refused_with_the_key_at_fault_and_nothing_changes(
+    start_sidecar: Starter, name: str, body: Any, field: str, words: str
+) -> None:
+    sidecar = await start_sidecar()
+    before = sidecar.proxy.settings
+    reply = await put(sidecar, f"/policies/{name}", body)
+    assert (400, "VALIDATION_ERROR") == (reply.status, reply.json["error_code"])
+    assert field in at_fault(reply)[0] and words in reply.json["message"]
+    assert before is sidecar.proxy.settings and not sidecar.reloading.runtime
+
+
+async def test_a_policy_can_be_set_while_the_file_on_disk_is_broken(start_sidecar: Starter, file: Path) -> None:
+    sidecar = await start_sidecar(file=file, shutdown_grace=7)
+    rewrite(file, nonsense=1)
+    assert 409 == (await order(sidecar, "/reload")).status
+    assert 200 == (await put(sidecar, "/policies/default", {"max_attempts": 1})).status
+    settings = sidecar.proxy.settings
+    assert (7, 1) == (settings.shutdown_grace, settings.policies["default"].max_attempts)
+    assert sidecar.reloading.refused is not None
+
+
+# ---- kill switch and breakers ------------------------------------------------------------------------------------
+
+
+async def test_the_kill_switch_outlives_a_restart_and_a_reload(
+    start_sidecar: Starter, file: Path, tmp_path: Path
+) -> None:
+    keys = {"state_dir": str(tmp_path / "state")}
+    sidecar = await start_sidecar(file=file, **keys)
+    told = (await order(sidecar, "/retries/disable", {"reason": "a storm"})).json
+    assert {"retries_enabled": False, "configured": True, "lasting": True} == told
+    assert "runtime" == (await admin(sidecar, "/config")).json["origins"]["retries_enabled"]
+    await order(sidecar, "/reload")
+    assert not sidecar.proxy.retries_enabled
+    await sidecar.stop(grace=0.1)
+    again = await start_sidecar(file=file, **keys)
+    assert not again.proxy.retries_enabled
+    await order(again, "/retries/enable")
+    assert again.proxy.retries_enabled
+    assert "default" == (await admin(again, "/config")).json["origins"]["retries_enabled"]
+    await again.stop(grace=0.1)
+    assert (await start_sidecar(file=file, **keys)).proxy.retries_enabled
+
+
+async def test_the_kill_switch_works_where_nothing_can_be_kept(start_sidecar: Starter, tmp_path: Path) -> None:
+    sidecar = await start_sidecar(state_dir=str(tmp_path / "state"))
+    (tmp_path / "state" / "store.db").mkdir()  # no place for a database
+    told = (await order(sidecar, "/retries/disable")).json
+    assert (False, False) == (told["retries_enabled"], told["lasting"])
+    assert not sidecar.proxy.retries_enabled
+    assert "sidecar.audit.lost" in sidecar.logged.getvalue()
+    assert 503 == (await put(sidecar, "/policies/mine", {})).status
+    assert not sidecar.reloading.runtime.policies
+
+
+async def test_forced_breakers_are_forced_after_a_restart_for_the_rest_of_their_time(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, tmp_path: Path
+) -> None:
+    upstream, other = await start_upstream(NO), await start_upstream(NO)
+    keys: dict[str, Any] = {
+        "state_dir": str(tmp_path / "state"),
+        "upstreams": {
+            "u": {"route": "/u", "endpoints": [upstream.url]},
+            "v": {"route": "/v", "endpoints": [other.url]},
+        },
+    }
+    sidecar = await start_sidecar(**keys)
+    await (await sidecar.app()).ask(f"GET {other.url}/x HTTP/1.1\r\nHost: s\r\nx-sidecar-retry: off\r\n\r\n")
+    automatic = other.url.removeprefix("http://")
+    for name, action in (("u", "force-open"), ("v", "force-close"), (automatic, "force-open")):
+        assert 200 == (await order(sidecar, f"/breakers/{name}/{action}", {"ttl": "10m", "reason": "a test"})).status
+    await order(sidecar, "/breakers/v/reset")
+    await sidecar.stop(grace=0.1)
+    again = await start_sidecar(**keys)
+    shown = {one["upstream"]: one for one in (await admin(again, "/breakers")).json["items"]}
+    assert ("open", "a test") == (shown["u"]["state"], shown["u"]["forced"]["reason"])
+    assert shown["u"]["forced"]["until"] is not None
+    assert ("closed", None) == (shown["v"]["state"], shown["v"]["forced"])
+    app = await again.app()
+    assert 503 == (await app.ask(GET)).status
+    assert "breaker_open" == (await app.ask(f"GET {other.url}/x HTTP/1.1\r\nHost: s\r\n\r\n")).get("x-sidecar-outcome")
+    assert not upstream.requests
+
+
+# ---- audit -------------------------------------------------------------------------------------------------------
+
+
+async def test_every_change_is_in_the_audit_with_who_from_where_before_after_and_why(
+    start_sidecar: Starter,
+    file: Path,
+    token_file: Path,  # noqa: F811
+) -> None:
+    sidecar = await start_sidecar(file=file, admin={"port": 0, "token_file": str(token_file)})
+    operator = bearer(OPERATOR)
+    await put(
+        sidecar, "/retries/disable", {"reason": "token=abc123secret"}, operator, "x-sidecar-user: ann", method="POST"
+    )
+    rewrite(file, shutdown_grace=3)
+    async with asyncio.timeout(30):
+        while sidecar.proxy.settings.shutdown_grace != 3:
+            await sidecar.reload("the file changed")
+    reply = await admin(sidecar, "/audit", bearer(READER))
+    reloaded, switched = reply.json["items"]
+    assert ("file", "reloaded", {"shutdown_grace": 20.0}, {"shutdown_grace": 3.0}) == tuple(
+        reloaded[key] for key in ("who", "what", "before", "after")
+    )
+    assert (True, False, "disabled", "retries", "127.0.0.1", "ann") == tuple(
+        switched[key] for key in ("before", "after", "what", "about", "client", "claimed_user")
+    )
+    assert "abc123secret" not in switched["reason"]
+    assert switched["who"] not in ("local", "file", "signal")
+    page = (await admin(sidecar, "/audit?limit=1", operator)).json
+    assert [reloaded] == page["items"]
+    rest = (await admin(sidecar, f"/audit?limit=1&cursor={page['next_cursor']}", operator)).json
+    assert ([switched], None) == (rest["items"], rest["next_cursor"])
+    for query, found in [("who=file", 1), ("about=retries", 1), ("since=1h", 2), ("until=1h", 0), ("what=reload", 1)]:
+        assert found == len((await admin(sidecar, f"/audit?{query}", operator)).json["items"]), query
+    assert 400 == (await admin(sidecar, "/audit?cursor=x", operator)).status
+
+
+async def test_an_audit_where_nothing_was_changed_is_empty_and_opens_no_store(
+    start_sidecar: Starter, tmp_path: Path
+) -> None:
+    sidecar = await start_sidecar(state_dir=str(tmp_path / "state"))
+    assert [] == await audit(sidecar)
+    assert sidecar.proxy.kept.durable is None
+
+
+async def test_the_audit_cannot_be_changed_even_by_hand(start_sidecar: Starter, tmp_path: Path) -> None:
+    sidecar = await start_sidecar(state_dir=str(tmp_path / "state"))
+    await order(sidecar, "/retries/disable")
+    with sqlite3.connect(tmp_path / "state" / "store.db") as connection:
+        for statement in ("DELETE FROM audit", "UPDATE audit SET who = 'nobody'"):
+            with pytest.raises(sqlite3.IntegrityError, match="only ever added to"):
+                connection.execute(statement)
+    connection.close()
+    assert 1 == len(await audit(sidecar))
+
+
+async def test_who_looks_at_sessions_is_in_the_audit_when_that_is_wanted(start_sidecar: Starter) -> None:
+    quiet, noting = await start_sidecar(), await start_sidecar(admin={"port": 0, "audit_reads": True})
+    for sidecar in (quiet, noting):
+        for _ in range(3):
+            await admin(sidecar, "/sessions")
+        await admin(sidecar, "/retry-metrics")
+        await admin(sidecar, "/sessions/nothing")
+    assert [] == await audit(quiet)
+    looked = [(one["what"], one["about"]) for one in await audit(noting)]
+    assert [("looked at", "session nothing"), ("looked at", "retry metrics"), ("looked at", "sessions")] == looked
