@@ -7,6 +7,7 @@ failure names the address, who named it, and what to do next.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import http.client
 import json
@@ -176,8 +177,40 @@ class Admin:
         """What there is to read at a path, for people."""
         return self._ask("GET", path, {}, accept="text/plain")[1].decode()
 
-    def post(self, path: str, body: Mapping[str, Any], **query: str | int | None) -> Any:
-        return self._json(self._ask("POST", path, query, json.dumps(body).encode()))
+    def post(
+        self, path: str, body: Mapping[str, Any], *, patience: float | None = None, **query: str | int | None
+    ) -> Any:
+        return self._json(self._ask("POST", path, query, json.dumps(body).encode(), patience=patience))
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._json(self._ask("PATCH", path, {}, json.dumps(body).encode()))
+
+    def delete(self, path: str, **query: str | int | None) -> Any:
+        return self._json(self._ask("DELETE", path, query))
+
+    @contextlib.contextmanager
+    def stream(
+        self, path: str, accept: str, patience: float, **query: str | int | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """A long answer, to be read while it comes. What goes wrong then is raised as it is."""
+        given = urlencode({name: value for name, value in query.items() if value is not None})
+        connection = self._connection(patience)
+        try:
+            try:
+                connection.request(
+                    "GET", f"{path}?{given}" if given else path, headers={"Accept": accept, **self._who()}
+                )
+                response = connection.getresponse()
+                data = response.read() if response.status >= 400 else b""
+            except (OSError, http.client.HTTPException) as error:
+                raise Failed(self._no_answer(error, patience)) from None
+            if response.status >= 400:
+                raise self._refused(response.status, data)
+            if response.headers.get_content_type() != accept:
+                raise Failed(self._stranger())
+            yield response
+        finally:
+            connection.close()
 
     @property
     def url(self) -> str:
@@ -201,7 +234,7 @@ class Admin:
                     yield event_id, json.loads(value)
                     event_id = ""
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Failed(self._no_answer(error)) from None
+            raise Failed(self._no_answer(error, patience)) from None
         finally:
             connection.close()
 
@@ -212,19 +245,21 @@ class Admin:
         query: Mapping[str, str | int | None],
         body: bytes | None = None,
         accept: str = "application/json",
+        patience: float | None = None,
     ) -> tuple[str, bytes]:
         """The content type and the body of a good answer."""
+        patience = patience or _PATIENCE
         given = urlencode({name: value for name, value in query.items() if value is not None})
         headers = {"Accept": accept, "Connection": "close", **self._who()}
         if body is not None:
             headers["Content-Type"] = "application/json"
-        connection = self._connection(_PATIENCE)
+        connection = self._connection(patience)
         try:
             connection.request(method, f"{path}?{given}" if given else path, body, headers)
             response = connection.getresponse()
             content_type, data = response.headers.get_content_type(), response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise Failed(self._no_answer(error)) from None
+            raise Failed(self._no_answer(error, patience)) from None
         finally:
             connection.close()
         if response.status >= 400:
@@ -259,10 +294,10 @@ class Admin:
             return Failed(self._stranger("is a sidecar's proxy port, not its admin port"))
         return Failed(message, 2 if status in _WRONG_USE else 1)
 
-    def _no_answer(self, error: Exception) -> str:
+    def _no_answer(self, error: Exception, patience: float) -> str:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if isinstance(error, TimeoutError):
-            why = f"no answer within {_PATIENCE:g} s"
+            why = f"no answer within {patience:g} s"
         if isinstance(error, ssl.SSLCertVerificationError):
             return (
                 f"the certificate of {self._address.url} ({self._address.named_by}) is not trusted: "

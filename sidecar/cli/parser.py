@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from sidecar.cli.parser_kept import add_dlq, add_jobs, add_keys
 from sidecar.cli.suggesting import SuggestingParser
 
 COMMANDS = {
@@ -19,6 +20,9 @@ COMMANDS = {
     "sessions": "sidecar.cli.sessions:sessions",
     "explain": "sidecar.cli.explaining:explain",
     "breakers": "sidecar.cli.breakers:breakers",
+    "dlq": "sidecar.cli.dlq:dlq",
+    "jobs": "sidecar.cli.jobs:jobs",
+    "keys": "sidecar.cli.keys:keys",
     "audit": "sidecar.cli.audit:audit",
     "tokens": "sidecar.cli.tokens:tokens",
     "health": "sidecar.cli.health:health",
@@ -49,6 +53,9 @@ def parser() -> argparse.ArgumentParser:
     _add_sessions(commands)
     _add_explain(commands)
     _add_breakers(commands)
+    add_dlq(commands, _add_talking)
+    add_jobs(commands, _add_talking)
+    add_keys(commands, _add_talking)
     _add_audit(commands)
     _add_tokens(commands)
     _add_health(commands)

@@ -1,0 +1,113 @@
+"""`sidecar jobs`: what the outbox delivers, and what somebody has to decide."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+from urllib.parse import quote
+
+from sidecar.cli.admin import Admin, connect, telling_failures
+from sidecar.cli.dlq import time_of
+from sidecar.cli.table import Cell, Column, Table
+from sidecar.cli.terminal import Terminal, printable
+
+_LARGEST_PAGE = 500
+_COLOURS = {"succeeded": "green", "sent": "green", "failed": "red", "unknown": "yellow", "retryable_failed": "yellow"}
+_JOBS = (
+    Column("CREATED (UTC)", importance=2),
+    Column("JOB"),
+    Column("SUBJECT", flexible=True, importance=3),
+    Column("VERSION", importance=1, right=True),
+    Column("STATE"),
+    Column("FINISHED (UTC)", importance=1),
+)
+_DELIVERIES = (
+    Column("DELIVERY", right=True),
+    Column("RECIPIENT", flexible=True, importance=3),
+    Column("UPSTREAM", flexible=True, importance=2),
+    Column("STATE"),
+    Column("TRIES", importance=1, right=True),
+    Column("NEXT (UTC)", importance=1),
+    Column("LAST ERROR OR ID", flexible=True, importance=4),
+)
+
+
+@telling_failures
+def jobs(chosen: argparse.Namespace) -> int:
+    admin, terminal = connect(chosen, os.environ), Terminal()
+    if chosen.action == "show":
+        _tell(terminal, admin.get(_path(chosen.id)), as_json=chosen.json)
+    elif chosen.action == "resolve":
+        found = {"delivery": chosen.delivery, "delivered": chosen.delivered, "reason": chosen.reason}
+        if chosen.notification_id is not None:
+            found["notification_id"] = chosen.notification_id
+        _tell(terminal, admin.post(f"{_path(chosen.id)}/resolve", found), as_json=chosen.json)
+    else:
+        _list(admin, terminal, chosen)
+    return 0
+
+
+def _path(job_id: str) -> str:
+    return f"/jobs/{quote(job_id, safe='')}"
+
+
+def _list(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> None:
+    found: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while True:
+        limit = min(chosen.limit - len(found), _LARGEST_PAGE)
+        page = admin.get("/jobs", state=chosen.state, limit=limit, cursor=cursor)
+        found += page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None or len(found) >= chosen.limit:
+            break
+    if chosen.json:
+        terminal.line(json.dumps({"items": found, "next_cursor": cursor}, indent=2))
+    elif not found:
+        terminal.line("No such jobs." if chosen.state else "No jobs: nothing has been handed in.")
+    else:
+        rows = [
+            (
+                Cell(time_of(job["created_at"]), "dim"),
+                Cell(job["job_id"]),
+                Cell(job["subject"]),
+                Cell(str(job["version"])),
+                Cell(job["state"], _COLOURS.get(job["state"])),
+                Cell(time_of(job["finished_at"])),
+            )
+            for job in found
+        ]
+        table = Table(terminal, _JOBS, rows)
+        table.head()
+        table.show(rows)
+        if cursor is not None:
+            terminal.line(terminal.paint(f"There are more; --limit {chosen.limit * 5} shows them.", "dim"))
+
+
+def _tell(terminal: Terminal, job: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        terminal.line(json.dumps(job, indent=2))
+        return
+    told = f"{job['job_id']} about {job['subject']}, version {job['version']}, is {job['state']}"
+    terminal.line(terminal.paint(printable(told), "bold"))
+    rows = [
+        (
+            Cell(str(one["delivery_id"])),
+            Cell(one["recipient"]),
+            Cell(one["upstream"]),
+            Cell(one["state"], _COLOURS.get(one["state"])),
+            Cell(str(one["attempts"])),
+            Cell(time_of(one["next_at"])),
+            Cell(one["notification_id"] or one["last_error"] or "-"),
+        )
+        for one in job["deliveries"]
+    ]
+    table = Table(terminal, _DELIVERIES, rows)
+    table.head()
+    table.show(rows)
+    for one in job["deliveries"]:
+        if one["state"] == "unknown":
+            resolve = f"sidecar jobs resolve {job['job_id']} {one['delivery_id']}"
+            terminal.line(f"Look at the provider, then: {resolve} --delivered|--not-delivered --reason TEXT")
