@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sidecar.failures import UploadBroken
 from sidecar.headers import trailer_lines
 from sidecar.upstream.connection import UpstreamConnection
+
+if TYPE_CHECKING:
+    from sidecar.durable.tee import Tee
 
 HELD = 262_144
 _READ_ON_BELOW = HELD // 2
@@ -43,6 +46,7 @@ class RequestBody:
         "finished",
         "held",
         "replayable",
+        "tee",
         "total",
         "trailers",
     )
@@ -62,6 +66,8 @@ class RequestBody:
         """All of it has arrived."""
         self.replayable = True
         self.trailers: list[tuple[bytes, bytes]] = []
+        self.tee: Tee | None = None
+        """Gets what is sent of a body that is too large to be kept."""
 
     # ---- the parser's side -----------------------------------------------------------------------------------
 
@@ -78,9 +84,10 @@ class RequestBody:
                 self._join_what_was_taken()
         if self.replayable and self.total > self._limit:
             self.replayable = False
-            for _ in range(self._next):
-                self._chunks.popleft()
+            taken = [self._chunks.popleft() for _ in range(self._next)]
             self._next = 0
+            if self.tee is not None:
+                self.tee.before = taken
         if self._waiting > HELD and not self.held:
             self.held = True
             self._source.regulate()
@@ -129,13 +136,62 @@ class RequestBody:
             return b"".join([self._framed(data) for data in self._chunks]) + self._end()
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
+    @property
+    def content(self) -> bytes:
+        """Without framing; of a body that is kept and has arrived."""
+        return b"".join(self._chunks)
+
+    async def whole(self, patience: float) -> bool:
+        """Wait until all of it is here, before anything is sent or when nothing will be. False: it is too large to be
+        kept. Raises UploadBroken if it ends wrongly, or does not go on for `patience` seconds."""
+        self._next = 0
+        while self.replayable and not self.finished:
+            self._waiting = 0
+            await self._more(patience)
+        self._read_on()
+        return self.replayable
+
+    async def pour(self, tee: Tee, patience: float) -> None:
+        """Give the rest of a body that is too large to be kept to `tee` alone."""
+        while True:
+            while self._chunks:
+                tee.add(self._take())
+                await tee.caught_up()
+            if self.finished:
+                return
+            await self._more(patience)
+
+    def _read_on(self) -> None:
+        if self.held:
+            self.held = False
+            self._source.regulate()
+
+    async def _more(self, patience: float) -> None:
+        self._read_on()
+        if self._failure is not None:
+            raise UploadBroken(self._failure)
+        if self.finished:
+            return
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(patience):
+                await self._waiter
+        except TimeoutError:
+            message = f"the request body did not go on for {patience:g} s (body_idle)"
+            raise UploadBroken(message, stalled=True) from None
+
     async def stream(self, connection: UpstreamConnection) -> None:
         """Send what was kept, then the rest as it comes. Raises UploadBroken if the app's body is."""
         self._next = 0
         self._waiting = sum(map(len, self._chunks))
         while True:
             while self._next < len(self._chunks):
-                self._write(connection, self._take())
+                tee = None if self.replayable else self.tee
+                data = self._take()
+                self._write(connection, data)
+                if tee is not None:
+                    tee.add(data)
+                    await tee.caught_up()
                 await connection.drain()
             if self._failure is not None:
                 raise UploadBroken(self._failure)

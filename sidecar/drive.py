@@ -62,6 +62,8 @@ class Driven:
             except Exception as error:
                 self._broke(error)
                 self._ended()
+            else:
+                self._go_on_as_task()  # it has something to keep before it ends
 
     def _step(self) -> None:
         try:
@@ -74,8 +76,11 @@ class Driven:
         if wanted is _ENDED:
             self._ended()
         elif wanted is _NEEDS_TASK:
-            self._task = task = self._loop.create_task(self._coroutine)
-            task.add_done_callback(self._task_ended)
+            self._go_on_as_task()
+
+    def _go_on_as_task(self) -> None:
+        self._task = task = self._loop.create_task(self._coroutine)
+        task.add_done_callback(self._task_ended)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from sidecar import clock, relay
 from sidecar.failures import AnsweredHere, AttemptFailed, GaveUp, Intercepted, Malformed, Refused, UploadBroken
 from sidecar.headers import UPGRADE_LINES, ResponseFields, request_head
+from sidecar.keeping import Keeping
 from sidecar.policy.overrides import NO_OVERRIDES
-from sidecar.retrying import Retrying
 from sidecar.tunnel import check_room
 from sidecar.upstream.connection import UpstreamConnection
 from telemetry.record import CONNECTED, SENT, Attempt, Session
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from sidecar.request import Request
 
 
-class Exchange(Retrying):
+class Exchange(Keeping):
     """See the module's law. After `run`, `keep_alive` and `taken_over` tell the connection how to go on."""
 
-    __slots__ = ("continued",)
+    __slots__ = ()
 
     def __init__(self, proxy: Proxy, client: Downstream, request: Request, started: float) -> None:
         self._loop = proxy.loop
@@ -52,6 +52,8 @@ class Exchange(Retrying):
         self._overrides = NO_OVERRIDES
         self._operation = None
         self._injected = None
+        self._asked = None
+        self._tee = None
         self._asked_at = 0.0
         self._own_lines = proxy.via_line
         self._answered = False
@@ -81,6 +83,8 @@ class Exchange(Retrying):
             if destination.upstream.turns.bulkhead is not None:
                 await self._take_place()
             await self._attempts()
+            if record.code is not None:
+                await self._keep_answered(record.code)
             sink = self._begin_answer()
             if sink is not None:
                 await self._stream(sink)
@@ -94,7 +98,11 @@ class Exchange(Retrying):
         except AnsweredHere as here:
             self._answer_here(here)
         except GaveUp as gave_up:
-            self._answer_failed(gave_up)
+            accepted = await self._keep(gave_up.code, gave_up.message)
+            if accepted is None:
+                self._answer_failed(gave_up)
+            else:
+                self._answer_here(accepted)
         except UploadBroken as broken:
             self._drop_connection()
             self._answer_broken_upload(broken)
@@ -106,8 +114,11 @@ class Exchange(Retrying):
                 attempt.code, attempt.ended = record.code, clock.monotonic()
                 if self._connection is not None:
                     attempt.phase = self._connection.phase
+            if len(record.attempts) > 1 or (attempt is not None and attempt.code != record.code):
+                await self._keep_cancelled()
             raise
         except Exception as error:
+            await self._keep_internal()
             self._answer_internal(error)
         finally:
             self._settle()
@@ -233,6 +244,7 @@ class Exchange(Retrying):
         elif (whole := body.arrived_whole()) is not None:
             connection.write_all(head + whole)
         else:
+            self._may_spool(body)
             connection.write(head, last=False)
             connection.expect_progress(self._destination.upstream.timeouts.body_idle, now)
             self._upload = clock.spawn(self._send_body(body, connection), "upload")

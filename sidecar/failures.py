@@ -46,13 +46,16 @@ class Malformed(Refused):
 
 
 class AnsweredHere(Exception):
-    """The request ends at this sidecar with an answer that is no error (R6: Max-Forwards is used up)."""
+    """The request ends at this sidecar with an answer that is no error: Max-Forwards is used up (R6), its key was
+    answered before, or it is taken over. `outcome` and the word for the metric, `reason`, go together."""
 
-    def __init__(self, lines: bytes, body: bytes, reason: str) -> None:
+    def __init__(self, lines: bytes, body: bytes, reason: str, *, status: int = 200, outcome: str = "denied") -> None:
         super().__init__(reason)
         self.lines = lines
         self.body = body
         self.reason = reason
+        self.status = status
+        self.outcome = outcome
 
 
 class Intercepted(Exception):

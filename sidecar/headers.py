@@ -31,7 +31,8 @@ UPGRADE_LINES = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
     TRACESTATE,
     OVERRIDE,
     CALLER,
-) = range(17)
+    PREFER,
+) = range(18)
 
 _REMEMBERED_NAMES = 2048
 PLAIN_CONNECTION = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
@@ -79,6 +80,7 @@ REQUEST_KINDS = FieldKinds(
         b"tracestate": TRACESTATE,
         b"amz-sdk-request": CALLER,
         b"x-stainless-retry-count": CALLER,
+        b"prefer": PREFER,
     },
     ours=OVERRIDE,
 )

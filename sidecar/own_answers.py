@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sidecar import clock, relay
+from sidecar.answers import STATUS_LINES
 from sidecar.drive import Driven
+from telemetry.record import unkept_of
 from telemetry.traces import parse
 
 if TYPE_CHECKING:
@@ -77,17 +79,29 @@ class OwnAnswers(Driven):
 
     def _answer_here(self, here: AnsweredHere) -> None:
         record = self.record
-        record.outcome, record.status = "denied", 200
+        record.outcome, record.status = here.outcome, here.status
         self._trace_anyway()
-        self._proxy.metrics.denied(here.reason)
+        if here.outcome == "denied":
+            self._proxy.metrics.denied(here.reason)
         transport = self._client.transport
         if transport is None:
             return
         close = b"Connection: close\r\n" if self._must_close() else b""
         self._answered = True
+        own_lines = relay.sidecar_lines(record, b"" if self._upstream is None else self._upstream.answer_lines)
+        body = b"" if self._request.method == "HEAD" else here.body
+        record.response_bytes = len(body)
         transport.write(
-            b"HTTP/1.1 200 OK\r\n%b%b%bContent-Length: %d\r\n%b\r\n%b"
-            % (here.lines, relay.sidecar_lines(record, b""), self._proxy.date_line, len(here.body), close, here.body)
+            b"%b%b%b%b%b%b\r\n%b"
+            % (
+                STATUS_LINES.get(here.status) or b"HTTP/1.1 %d \r\n" % here.status,
+                here.lines,
+                own_lines,
+                self._proxy.date_line,
+                b"" if here.status in (204, 304) else b"Content-Length: %d\r\n" % len(here.body),
+                close,
+                body,
+            )
         )
 
     def _answer_failed(self, gave_up: GaveUp) -> None:
@@ -160,6 +174,9 @@ class OwnAnswers(Driven):
         close = self._must_close()
         self._answered = True
         shown = {"upstream": record.upstream, "attempts": len(record.attempts), "outcome": record.outcome or None}
+        unkept = unkept_of(record)
+        if unkept is not None:
+            details = {**details, "dlq_error": {"error_code": "DLQ_FULL", "message": unkept}}
         lines, upstream = b"", self._upstream
         if record.outcome:
             lines = relay.sidecar_lines(record, upstream.answer_lines if upstream is not None else b"")
@@ -168,7 +185,7 @@ class OwnAnswers(Driven):
             message,
             request_id=self._session_id(),
             wall=self._proxy.wall(clock.monotonic()),
-            details={**shown, "dlq_id": None, **details},
+            details={**shown, "dlq_id": record.dlq_id, **details},
             trace_id=self._trace_id(),
             status=status,
             retry_after=retry_after,

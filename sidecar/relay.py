@@ -25,12 +25,13 @@ _SMALL_CHUNK = 16_384
 
 def sidecar_lines(record: Session, upstream_lines: bytes) -> bytes:
     """The `x-sidecar-*` fields of an answer. `upstream_lines` are prepared once per upstream."""
-    return b"x-sidecar-session: %b\r\nx-sidecar-attempts: %d\r\nx-sidecar-outcome: %b\r\n%b" % (
+    lines = b"x-sidecar-session: %b\r\nx-sidecar-attempts: %d\r\nx-sidecar-outcome: %b\r\n%b" % (
         record.session_id,
         len(record.attempts),
         record.outcome.encode(),
         upstream_lines,
     )
+    return lines if record.dlq_id is None else b"%bx-sidecar-dlq-id: %b\r\n" % (lines, record.dlq_id.encode())
 
 
 def response_head(connection: UpstreamConnection, own_lines: bytes, framing: bytes) -> bytes:

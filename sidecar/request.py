@@ -26,6 +26,7 @@ from sidecar.headers import (
     MAX_FORWARDS,
     OVERRIDE,
     PLAIN_CONNECTION,
+    PREFER,
     REQUEST_KINDS,
     TRACEPARENT,
     TRACESTATE,
@@ -145,6 +146,11 @@ class Request:
             if self.overrides is None:
                 self.overrides = []
             self.overrides.append((name, value))
+        elif kind == PREFER:
+            self.lines.append(b"%b: %b" % (name, value))
+            if b"respond-async" in value.lower():
+                self.asks = True
+                self.overrides = [*(self.overrides or ()), (name, value)]
         elif kind != DROP:
             self.lines.append(b"%b: %b" % (name, value))
             if kind == VIA:

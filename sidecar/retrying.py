@@ -225,6 +225,7 @@ class Retrying(Prepared):
         fallback = self._fallback()
         if fallback is None:
             self._refused_by_breaker(now)
+        self._about_to_fall_back()
         if upstream.settings.fallback_credentials == "strip":
             request.lines = [line for line in request.lines if not _is_credential(line)]
             self._target = self._proxy.signals.redactor.without_secrets(self._target)
@@ -248,6 +249,10 @@ class Retrying(Prepared):
         upstream.budget.request(now)
         if upstream.turns.bulkhead is not None:
             await self._take_place()
+
+    def _about_to_fall_back(self) -> None:
+        """What the app asked for is about to be changed."""
+        raise NotImplementedError
 
     def _refused_by_breaker(self, now: float) -> NoReturn:
         upstream, record = self._upstream, self.record

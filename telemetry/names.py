@@ -245,6 +245,7 @@ class Event:
     ACCESS = "sidecar.access"
     BREAKER = "sidecar.breaker.transition"
     DLQ_ENQUEUED = "sidecar.dlq.enqueued"
+    DLQ_REJECTED = "sidecar.dlq.rejected"
     DLQ_REPLAYED = "sidecar.dlq.replayed"
     DLQ_ESCALATED = "sidecar.dlq.escalated"
     CONFIG = "sidecar.config.reloaded"

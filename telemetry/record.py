@@ -149,6 +149,7 @@ class Session:
         "suppressed",
         "target",
         "trace",
+        "unkept",
         "upstream",
         "user_agent",
         "waited",
@@ -182,6 +183,8 @@ class Session:
         self.fallback_from: str | None = None
         """The upstream that was asked for, when its `fallback` answered."""
         self.dlq_id: str | None = None
+        self.unkept: str | None
+        """Why it could not be kept or protected, in words. Set only then: see `unkept_of`."""
         self.origin: Trace | None = None
         """Of a replay: the trace in which the request was first made."""
         # Filled only for sessions that are kept (see telemetry/sessions.py), so that healthy ones pay nothing.
@@ -202,3 +205,8 @@ class Session:
         self.user_agent: str | None = None
         self.api_key_id: str | None = None
         """Keyed hash of the credential, never the credential."""
+
+
+def unkept_of(session: Session) -> str | None:
+    """None for nearly all of them, which do not pay for saying so."""
+    return getattr(session, "unkept", None)

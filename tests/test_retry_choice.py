@@ -463,7 +463,7 @@ async def test_an_error_of_ours_says_what_happened_how_often_and_why_it_ended(
     } == told.keys()
     assert ("CONNECTION_REFUSED", reply.get("x-sidecar-session")) == (told["error_code"], told["request_id"])
     details = told["details"]
-    assert ("u", 4, "exhausted", "attempts", None) == tuple(
+    assert ("u", 4, "exhausted", "attempts", reply.get("x-sidecar-dlq-id")) == tuple(
         details[name] for name in ("upstream", "attempts", "outcome", "reason", "dlq_id")
     )
     assert "max_attempts" in details["hint"]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sidecar import clock
 from sidecar.durable.disk import volatile_file_system
 from sidecar.durable.trouble import NotKept, Trouble
+from telemetry.names import Attribute, Event, Field
 
 if TYPE_CHECKING:
     from config.errors import ErrorCode
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
     from sidecar.durable.outbox import Terms as OutboxTerms
     from sidecar.proxy import Proxy
 
+T = TypeVar("T")
+
 _STORE = "store.db"  # opening.FILE; that module would bring the database library with it
 _SEAL_KEY = "SIDECAR_SEAL_KEY"
 _TRY_AGAIN = 5.0
+_LAST_WRITES = 10.0
 _ERRORS = frozenset({"sidecar.store.degraded", "sidecar.store.damaged", "sidecar.store.set_aside"})
 _GOOD_NEWS = frozenset({"sidecar.store.recovered"})
 
@@ -45,6 +49,7 @@ class Kept:
         self._failure: Trouble | None = None
         self._told_volatile = False
         self._closed = False
+        self._background: set[asyncio.Task[Any]] = set()
         self._terms: dict[str, tuple[Upstream, Terms]] = {}
         self.durable: Durable | None = None
         self.on_open: Callable[[Durable], None] = _nothing_sends
@@ -114,11 +119,40 @@ class Kept:
 
     async def close(self) -> None:
         self._closed = True
+        if self._background:
+            await asyncio.wait(self._background, timeout=_LAST_WRITES)
         if self._opening is not None:
             await asyncio.wait([self._opening])
         if self.durable is not None:
             await self.durable.close()
             self.durable = None
+
+    # ---- beside the traffic --------------------------------------------------------------------------------------
+
+    def background(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Work on the store that goes on without whoever began it; the store is not closed before it has ended."""
+        task: asyncio.Task[T] = clock.spawn(work, name)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    def not_kept(self, upstream: str, trouble: Trouble) -> None:
+        """A request that should have been kept is lost: said, and counted where the store itself could not."""
+        stored = self._proxy.metrics.stored
+        stored.begin("dlq")
+        if self.durable is None:
+            stored.dead_letter_rejected(trouble.reason if isinstance(trouble, NotKept) else "disk_error")
+        body = f"a failed request to {upstream} could not be kept: {trouble}"
+        fields = {Field.BODY: body, Attribute.UPSTREAM: upstream, "reason": "DLQ_FULL"}
+        self._proxy.log.event("error", Event.DLQ_REJECTED, upstream, clock.monotonic(), lambda: fields)
+
+    def caller_id(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
+        """A keyed hash of who asks, the same in every run. Only once the store is open."""
+        assert self.durable is not None
+        from sidecar.durable.credential import identity
+
+        who = identity(headers)
+        return "" if not who else self.durable.letters.keyring.digest("caller", who)[:8].hex()
 
     # ---- what is true of it --------------------------------------------------------------------------------------
 

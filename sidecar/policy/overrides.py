@@ -1,4 +1,4 @@
-"""What one request asks of the sidecar for itself: its `x-sidecar-*` headers.
+"""What one request asks of the sidecar for itself: its `x-sidecar-*` headers, and `Prefer: respond-async`.
 
 Law: pure. A header that is known and has a value that cannot be used is refused, all of them at once, each with what
 would be allowed; guessing what was meant would be worse than an error the developer sees at the first call. A name
@@ -36,6 +36,7 @@ class Overrides:
         "max_attempts",
         "operation",
         "policy",
+        "respond_async",
         "retry_off",
         "stage",
         "timeout",
@@ -56,6 +57,8 @@ class Overrides:
         self.version: int | None = None
         self.dead_letter: bool | None = None
         self.correlation_id: str | None = None
+        self.respond_async: bool | None = None
+        """`Prefer: respond-async`: take it over and answer at once."""
 
 
 NO_OVERRIDES = Overrides()
@@ -76,6 +79,8 @@ def parse(fields: Iterable[tuple[bytes, bytes]], policies: Container[str], opera
         name = raw_name.lower().decode("latin-1")
         reader = _READERS.get(name)
         if reader is None:
+            if name == "prefer":
+                found.respond_async = True  # it is only here if it says so
             continue
         value = raw_value.decode("latin-1").strip(" \t")
         attribute, read = reader
