@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import linecache
 import os
 import signal
 
@@ -27,6 +28,7 @@ def run(loaded: Loaded) -> int:
     """Run until told to stop; the exit code."""
     os.umask(0o077)
     memory.keep_freed()
+    linecache.clearcache()  # the sources that models read their descriptions from
     log = Log()
     try:
         return uvloop.run(_live(loaded, log))
