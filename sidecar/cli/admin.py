@@ -36,6 +36,10 @@ class Failed(Exception):
         self.code = code
 
 
+class NotThere(Failed):
+    """What was asked for is not there."""
+
+
 class Address(NamedTuple):
     """Where to ask, who said so, and with which certificate it answers if that is known."""
 
@@ -185,6 +189,9 @@ class Admin:
     def patch(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._json(self._ask("PATCH", path, {}, json.dumps(body).encode()))
 
+    def put(self, path: str, body: Mapping[str, Any], **query: str | int | None) -> Any:
+        return self._json(self._ask("PUT", path, query, json.dumps(body).encode()))
+
     def delete(self, path: str, **query: str | int | None) -> Any:
         return self._json(self._ask("DELETE", path, query))
 
@@ -292,6 +299,8 @@ class Admin:
             return Failed(self._stranger())
         if code == "NO_ROUTE":  # a word of the proxy's listener
             return Failed(self._stranger("is a sidecar's proxy port, not its admin port"))
+        if status == 404:
+            return NotThere(message)
         return Failed(message, 2 if status in _WRONG_USE else 1)
 
     def _no_answer(self, error: Exception, patience: float) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.cli.parser_kept import add_dlq, add_jobs, add_keys
+from sidecar.cli.parser_live import add_policies, add_reload, add_retries
 from sidecar.cli.suggesting import SuggestingParser
 
 COMMANDS = {
@@ -23,6 +24,9 @@ COMMANDS = {
     "dlq": "sidecar.cli.dlq:dlq",
     "jobs": "sidecar.cli.jobs:jobs",
     "keys": "sidecar.cli.keys:keys",
+    "policies": "sidecar.cli.policies:policies",
+    "retries": "sidecar.cli.switching:retries",
+    "reload": "sidecar.cli.switching:reload",
     "audit": "sidecar.cli.audit:audit",
     "tokens": "sidecar.cli.tokens:tokens",
     "health": "sidecar.cli.health:health",
@@ -56,6 +60,9 @@ def parser() -> argparse.ArgumentParser:
     add_dlq(commands, _add_talking)
     add_jobs(commands, _add_talking)
     add_keys(commands, _add_talking)
+    add_policies(commands, _add_talking)
+    add_retries(commands, _add_talking)
+    add_reload(commands, _add_talking)
     _add_audit(commands)
     _add_tokens(commands)
     _add_health(commands)

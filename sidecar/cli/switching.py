@@ -1,0 +1,53 @@
+"""`sidecar retries` and `sidecar reload`: two orders to the whole sidecar."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from sidecar.cli.admin import connect, telling_failures
+from sidecar.cli.terminal import Terminal, printable
+
+
+@telling_failures
+def retries(chosen: argparse.Namespace) -> int:
+    admin = connect(chosen, os.environ)
+    if chosen.order is None:
+        answer = admin.get("/retries")
+    else:
+        answer = admin.post(f"/retries/{chosen.order}", _why(chosen))
+    terminal = Terminal()
+    if chosen.json:
+        terminal.line(json.dumps(answer, indent=2))
+    elif answer["retries_enabled"]:
+        terminal.line(terminal.paint("Retries are on.", "green"))
+    else:
+        terminal.line(terminal.paint("Retries are off: nothing is sent a second time.", "yellow"))
+    return 0
+
+
+@telling_failures
+def reload(chosen: argparse.Namespace) -> int:
+    answer = connect(chosen, os.environ).post("/reload", _why(chosen))
+    terminal = Terminal()
+    if chosen.json:
+        terminal.line(json.dumps(answer, indent=2))
+        return 0
+    if not answer["changed"]:
+        terminal.line("Nothing in the file is another than in force.")
+    for change in answer["changed"]:
+        terminal.line(printable(f"{change['key']}: {_short(change['before'])} → {_short(change['after'])}"))
+    if answer["needs_restart"]:
+        told = f"Needs a restart: {', '.join(answer['needs_restart'])}"
+        terminal.line(terminal.paint(printable(told), "yellow"))
+    return 0
+
+
+def _why(chosen: argparse.Namespace) -> dict[str, str]:
+    return {} if chosen.reason is None else {"reason": chosen.reason}
+
+
+def _short(value: Any) -> str:
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
