@@ -10,11 +10,11 @@ import importlib
 import os
 import sys
 
-from sidecar.cli.parser import COMMANDS, parser
+from sidecar.cli.parser import COMMANDS, parse
 
 
 def main(arguments: list[str] | None = None) -> int:
-    chosen = parser().parse_args(arguments)
+    chosen = parse(arguments)
     module, _, function = COMMANDS[chosen.command].partition(":")
     command = getattr(importlib.import_module(module), function)
     try:

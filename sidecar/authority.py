@@ -116,7 +116,7 @@ def read(state_dir: Path) -> Authority | None:
 
 
 def ensure(state_dir: Path, hosts: Iterable[str]) -> tuple[Authority, bool]:
-    """The authority for exactly these hosts, made or made anew if need be; True when it was."""
+    """The authority for exactly these hosts, made if need be; True when it takes the place of another."""
     wanted = frozenset(hosts)
     if not wanted:
         raise NoAuthority("no upstream has `intercept: true`, so there is nothing to make an authority for")
@@ -124,7 +124,7 @@ def ensure(state_dir: Path, hosts: Iterable[str]) -> tuple[Authority, bool]:
         kept = read(state_dir)
         if kept is not None and kept.is_current(wanted):
             return kept, False
-        return _make(folder, kept._key if kept is not None else None, wanted), True
+        return _make(folder, kept._key if kept is not None else None, wanted), kept is not None
 
 
 def rotate(state_dir: Path, hosts: Iterable[str]) -> Authority:

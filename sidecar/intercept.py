@@ -156,10 +156,10 @@ class Interception:
         kept_at = _changed_at(folder / WHOLE)
         if self._authority is None or settings is not self._made_for or kept_at != self._kept_at:
             before = None if self._authority is None else self._authority.fingerprint
-            self._authority, anew = ensure(folder, intercepted_hosts(settings.upstreams.values()))
+            self._authority, replaced = ensure(folder, intercepted_hosts(settings.upstreams.values()))
             self._made_for, self._kept_at = settings, _changed_at(folder / WHOLE)
-            if anew or before not in (None, self._authority.fingerprint):
-                self._leaves.clear()
+            self._leaves.clear()
+            if replaced or before not in (None, self._authority.fingerprint):
                 self._proxy.log.warn(
                     "sidecar.interception.new_authority",
                     "there is a new certificate authority, which applications have to trust anew: "

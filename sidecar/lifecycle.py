@@ -20,25 +20,32 @@ from sidecar import (
     lean_aiohttp,  # noqa: F401  # before whatever else imports aiohttp
     memory,
 )
+from sidecar.app import App
 from sidecar.assembly import CannotStart, Sidecar
+from sidecar.child import PASSED_ON, CannotRun, Child
 from telemetry.logs import Log
 
 
-def run(loaded: Loaded) -> int:
-    """Run until told to stop; the exit code."""
-    os.umask(0o077)
+def run(loaded: Loaded, app: App | None = None) -> int:
+    """Run until told to stop, or until the app has ended; the exit code, the app's if there is one."""
+    umask = os.umask(0o077)
     memory.keep_freed()
     linecache.clearcache()  # the sources that models read their descriptions from
     log = Log()
     try:
-        return uvloop.run(_live(loaded, log))
+        child = None if app is None else Child(app.command, umask)
+        return uvloop.run(_live(loaded, log, app, child))
+    except CannotRun as why:
+        log.detach()
+        log.error("sidecar.cannot_run", str(why))
+        return why.code
     except CannotStart as why:
         log.detach()  # from a thread that would end with us, maybe before it has written this
         log.error("sidecar.cannot_start", str(why))
         return 1
 
 
-async def _live(loaded: Loaded, log: Log) -> int:
+async def _live(loaded: Loaded, log: Log, app: App | None, child: Child | None) -> int:
     loop = asyncio.get_running_loop()
     stop_asked = asyncio.Event()
     sidecar = Sidecar(loaded, log, environ=os.environ)
@@ -55,7 +62,9 @@ async def _live(loaded: Loaded, log: Log) -> int:
     gc.set_threshold(50_000, 20, 100)
     ticker = sidecar.proxy.ticker
     ticker.every(1.0, memory.Slack(quiet=lambda: not ticker.watched).check)
-    # 4. Wait for the end.
+    # 4. Wait for the end: of the app, which then hears the signals itself, or the one that is asked for.
+    if app is not None and child is not None and not stop_asked.is_set():
+        return await _accompany(sidecar, app, child)
     await stop_asked.wait()
     # 5. Drain. A second signal ends it at once.
     grace = sidecar.proxy.settings.shutdown_grace
@@ -64,3 +73,17 @@ async def _live(loaded: Loaded, log: Log) -> int:
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)
     return 0 if await sidecar.stop() else 1
+
+
+async def _accompany(sidecar: Sidecar, app: App, child: Child) -> int:
+    """As long as the app lives; then its last calls are finished."""
+    loop = asyncio.get_running_loop()
+    try:
+        child.start(app.environment(sidecar), loop)
+        code = await child.ended()
+    finally:
+        for number in PASSED_ON:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        await sidecar.stop()
+    return code

@@ -191,7 +191,7 @@ http://api.pay.test/  (HTTP_PROXY, or this Host)
 
 https://api.pay.test/  (HTTPS_PROXY: CONNECT api.pay.test:443)
   upstream   payments, because upstreams.payments.hosts[0] is "api.pay.test", which matches every port
-  goes to    api.pay.test:443; tunnelled, because the TLS is between the app and the upstream: connecting is retried and measured, nothing inside is seen. For all of it let the app call http:// and set `tls: originate`
+  goes to    api.pay.test:443; tunnelled, because upstreams.payments.intercept is false: the TLS is between the app and the upstream, connecting is retried and measured, nothing inside is seen. For all of it set `intercept: true`, or let the app call http:// and set `tls: originate`
   policy     careful, because upstreams.payments.policy says so (2 attempts at most)
 """
 
@@ -226,3 +226,13 @@ def test_a_bad_file_is_told_first(file: Path, capsys: Captured) -> None:
     file.write_text("limts: {}\n")
     assert 2 == main(["check", "-c", str(file), "--host", "a.test"])
     assert "limts" in capsys.readouterr().err
+
+
+def test_an_intercepted_host_says_so_and_why(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "sidecar.yaml"
+    file.write_text("upstreams: {api: {hosts: [api.test], intercept: true, operations: [{name: all, path: /**}]}}")
+    assert 0 == main(["check", "-c", str(file), "--host", "https://api.test", "--json"])
+    (way,) = json.loads(capsys.readouterr().out)["items"]
+    assert ("intercepted", "all", ["api.test:443"]) == (way["tls"], way["seen"], way["goes_to"])
+    assert "upstreams.api.intercept is true" in way["how"]
+    assert way["operations"]

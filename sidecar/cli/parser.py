@@ -7,6 +7,7 @@ where each command is.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sidecar.cli.suggesting import SuggestingParser
 
 COMMANDS = {
     "run": "sidecar.cli.running:run",
+    "env": "sidecar.cli.env:env",
     "check": "sidecar.cli.checking:check",
     "schema": "sidecar.cli.schema:schema",
     "sessions": "sidecar.cli.sessions:sessions",
@@ -29,6 +31,8 @@ COMMANDS = {
     "reload": "sidecar.cli.switching:reload",
     "audit": "sidecar.cli.audit:audit",
     "tokens": "sidecar.cli.tokens:tokens",
+    "ca": "sidecar.cli.ca:ca",
+    "password": "sidecar.cli.password:password",
     "health": "sidecar.cli.health:health",
     "top": "sidecar.cli.top:top",
     "completion": "sidecar.cli.completion:completion",
@@ -50,8 +54,8 @@ def parser() -> argparse.ArgumentParser:
         epilog="`sidecar COMMAND --help` tells more. Exit codes: 0 fine, 1 failed, 2 wrong use.",
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="start the proxy")
-    _add_config(run)
+    _add_run(commands)
+    _add_env(commands)
     _add_check(commands)
     commands.add_parser("schema", help="print the JSON Schema of the configuration file")
     _add_sessions(commands)
@@ -65,6 +69,12 @@ def parser() -> argparse.ArgumentParser:
     add_reload(commands, _add_talking)
     _add_audit(commands)
     _add_tokens(commands)
+    _add_ca(commands)
+    commands.add_parser(
+        "password",
+        help="hash a password for listen.auth",
+        description="Ask for a password, or read it from standard input, and print its hash for `listen.auth.users`.",
+    )
     _add_health(commands)
     _add_top(commands)
     completion = commands.add_parser(
@@ -75,6 +85,64 @@ def parser() -> argparse.ArgumentParser:
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     _add_json(commands.add_parser("version", help="print the version"))
     return top
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """What stands behind `--` is a program of its own: none of it is looked at."""
+    given = sys.argv[1:] if arguments is None else arguments
+    behind: list[str] | None = None
+    if given[:1] == ["run"] and "--" in given:
+        border = given.index("--")
+        given, behind = given[:border], given[border + 1 :]
+    chosen = parser().parse_args(given)
+    chosen.behind = behind
+    return chosen
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser(
+        "run",
+        help="start the proxy, alone or for one command",
+        usage="sidecar run [-h] [-c FILE] [--intercept HOST] [-- CMD ...]",
+        description="Start the proxy. With a command behind `--`: on free ports unless ports are configured, with "
+        "every proxy and CA variable set for it; ends with it and returns its exit code.",
+    )
+    _add_config(run)
+    run.add_argument(
+        "--intercept",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="open HTTPS for this host, as `intercept: true` on its upstream does (may be repeated)",
+    )
+
+
+def _add_env(commands: Any) -> None:
+    env = commands.add_parser(
+        "env",
+        help="print the proxy and CA variables for a shell",
+        description='Print what an app needs in its environment: eval "$(sidecar env)".',
+    )
+    _add_config(env)
+    _add_json(env)
+
+
+def _add_ca(commands: Any) -> None:
+    authority = commands.add_parser(
+        "ca",
+        help="show, export or replace the local certificate authority",
+        description="The authority whose certificates intercepted apps are shown; it is kept in state_dir.",
+    )
+    actions = authority.add_subparsers(dest="action", required=True, metavar="ACTION")
+    show = actions.add_parser("show", help="what it is called, which hosts it is for, until when")
+    _add_config(show)
+    _add_json(show)
+    export = actions.add_parser("export", help="its certificate, for those who have to trust it")
+    _add_config(export)
+    export.add_argument("--bundle", action="store_true", help="together with the roots that apps trust on this machine")
+    export.add_argument("file", nargs="?", type=Path, metavar="FILE", help="where to (default: standard output)")
+    rotate = actions.add_parser("rotate", help="another one with another key; apps have to trust it anew")
+    _add_config(rotate)
 
 
 def _add_config(command: argparse.ArgumentParser, **options: Any) -> None:

@@ -35,7 +35,7 @@ class Way:
     policy_because: str
     goes_to: tuple[str, ...]
     tls: str
-    """originated · app: between the app and the upstream · none."""
+    """originated · intercepted: ended here and begun anew · app: between the app and the upstream · none."""
     seen: str
     """all · connection: nothing inside the tunnel."""
     how: str
@@ -84,7 +84,12 @@ class _Looking:
         chosen = PolicyChoice(self._settings, name or "", upstream, registry_of(self._settings)).before(None)
         tunnel = scheme == "https"
         shown = f"{bracketed(host)}{'' if port == DEFAULT_PORTS[scheme] else f':{port}'}"
-        goes_to, tls, how = _tunnelled(host, port) if tunnel else _sent(upstream, name, host, port)
+        if tunnel and upstream.intercept:
+            goes_to, tls, how = _intercepted(upstream, name, host, port)
+        elif tunnel:
+            goes_to, tls, how = _tunnelled(name, host, port)
+        else:
+            goes_to, tls, how = _sent(upstream, name, host, port)
         return Way(
             url=f"{scheme}://{shown}/",
             means=f"HTTPS_PROXY: CONNECT {bracketed(host)}:{port}" if tunnel else "HTTP_PROXY, or this Host",
@@ -94,10 +99,10 @@ class _Looking:
             policy_because=_why_policy(chosen, name, upstream),
             goes_to=goes_to,
             tls=tls,
-            seen="connection" if tunnel else "all",
+            seen="connection" if tls == "app" else "all",
             how=how,
             refused=self._refused(name, host, port, tunnel=tunnel),
-            operations=() if tunnel else tuple(_operations(name, upstream)),
+            operations=() if tls == "app" else tuple(_operations(name, upstream)),
         )
 
     def _why_upstream(self, name: str | None, upstream: Upstream, host: str, port: int) -> str:
@@ -163,10 +168,27 @@ def _sent(upstream: Upstream, name: str | None, host: str, port: int) -> tuple[t
     return goes_to, "none", f"{where}, in clear; seen whole"
 
 
-def _tunnelled(host: str, port: int) -> tuple[tuple[str, ...], str, str]:
+def _intercepted(upstream: Upstream, name: str | None, host: str, port: int) -> tuple[tuple[str, ...], str, str]:
+    key = f"upstreams.{name}"
+    goes_to: tuple[str, ...] = (f"{bracketed(host)}:{port}",)
+    where = "where the app said"
+    if upstream.endpoints:
+        goes_to = tuple(endpoint_origin(url, upstream).label for url in upstream.endpoints)
+        where = f"as {key}.endpoints says"
     how = (
-        "tunnelled, because the TLS is between the app and the upstream: connecting is retried and measured, nothing "
-        "inside is seen. For all of it let the app call http:// and set `tls: originate`"
+        f"{where}; intercepted, because {key}.intercept is true: TLS of the app ends here with a certificate of the "
+        "local authority (`sidecar ca show`), and verified TLS goes on to the upstream; seen whole. A client that "
+        "refuses the certificate is tunnelled for a while"
+    )
+    return goes_to, "intercepted", how
+
+
+def _tunnelled(name: str | None, host: str, port: int) -> tuple[tuple[str, ...], str, str]:
+    why = f"upstreams.{name}.intercept is false" if name is not None else "no upstream intercepts it"
+    how = (
+        f"tunnelled, because {why}: the TLS is between the app and the upstream, connecting is retried and measured, "
+        "nothing inside is seen. For all of it set `intercept: true`, or let the app call http:// and set "
+        "`tls: originate`"
     )
     return (f"{bracketed(host)}:{port}",), "app", how
 
