@@ -37,6 +37,7 @@ class Profile:
     collector: tuple[int, int]
     layers: tuple[int, int]
     """Rounds, and requests per round."""
+    durable: tuple[int, int]
 
 
 FULL = Profile(
@@ -48,6 +49,7 @@ FULL = Profile(
     stream_rounds=5,
     collector=(2, 3),
     layers=(15, 10_000),
+    durable=(5, 3),
 )
 QUICK = Profile(
     "quick",
@@ -58,6 +60,7 @@ QUICK = Profile(
     stream_rounds=2,
     collector=(1, 2),
     layers=(5, 3_000),
+    durable=(2, 1),
 )
 
 

@@ -1,4 +1,4 @@
-"""What policies and telemetry cost: scenarios in which both proxies do more than pass bytes on.
+"""What policies, telemetry and the store cost: scenarios in which both proxies do more than pass bytes on.
 
 Sidecar is compared with an Envoy set up for the same job. That a proxy really exported is looked up at its receiver,
 or the comparison would be with a proxy that does not.
@@ -10,13 +10,16 @@ import http.client
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from benchmarks.bench import QUICK, Bench, reverse_json, say
+from benchmarks.durable import FILES, KEPT
 from benchmarks.load import Sample, fetch
 from benchmarks.paced import BeforeAndAfter, even_rate, p99_around
 from benchmarks.peers import ROOT, Aim, Pair, Peer, Receiver, export_environment
@@ -27,7 +30,8 @@ OUTLIER = "retries, outliers"
 COLLECTOR_SHARE_OF_PEAK = 0.25  # leaves room for the spans of every single request
 EXPORT_SECONDS = 1.0  # how often and how patiently Sidecar exports while its collector is killed
 RECOVERY_LIMIT_SECONDS = 15.0
-LAYERS_LIMIT_SECONDS = 300.0
+ALONE_LIMIT_SECONDS = 300.0
+LEAST_DEAD_LETTERS = 2000
 
 
 def resilience(bench: Bench) -> list[Row]:
@@ -119,28 +123,62 @@ def layers(bench: Bench) -> list[Row]:
     """What each layer costs a healthy request, in a process of its own on the proxies' core (`layers.py`)."""
     receiver = bench.casting.receiver()
     rounds, requests = bench.profile.layers
-    argv = [sys.executable, "-m", "benchmarks.layers", "--json", "--export-to", receiver.endpoint]
-    argv += ["--rounds", str(rounds), "--requests", str(requests)]
-    try:
-        done = subprocess.run(
-            argv,
-            cwd=ROOT,
-            env=clean_environment(),
-            capture_output=True,
-            timeout=LAYERS_LIMIT_SECONDS,
-            check=False,
-            preexec_fn=lambda: os.sched_setaffinity(0, {bench.proxy_core}),
-        )
-        said = done.stderr.decode(errors="replace").strip()
-        costs = json.loads(done.stdout) if done.returncode == 0 else None
-    except (subprocess.TimeoutExpired, ValueError) as error:
-        said, costs = repr(error), None
+    argv = ["benchmarks.layers", "--export-to", receiver.endpoint]
+    costs = _by_itself(bench, "layers", {bench.proxy_core}, *argv, "--rounds", str(rounds), "--requests", str(requests))
     if costs is None:
-        bench.complaints.append(f"layers: {said[-300:]}")
         return []
     for name, cost in costs.items():
         say(f"  {name:<40} {cost:>8.2f}")
     return [Row(f"layer: {name}", "µs", cost, None, None, None) for name, cost in costs.items()]
+
+
+def durable(bench: Bench) -> list[Row]:
+    """Dead letters on disk a second, 64 failing at a time, in a process of its own (`durable.py`)."""
+    rounds, seconds = bench.profile.durable
+    cores = {bench.proxy_core, *os.sched_getaffinity(0)}
+    argv = ["benchmarks.durable", "--rounds", str(rounds), "--seconds", str(seconds)]
+    found = _by_itself(bench, "durable", cores, *argv)
+    if found is None:
+        return []
+    if found["volatile"] is not None:
+        bench.complaints.append(f"durable: {found['volatile']} syncs nothing; set TMPDIR to a folder on a real disk")
+    rates = found["taken"]
+    for name, values in rates.items():
+        say(f"  {name:<40} {statistics.median(values):>8,.0f}/s")
+    must = Must("sidecar", "at least", LEAST_DEAD_LETTERS)
+    taken = {"sidecar": rates[KEPT], "direct": rates[FILES]}
+    return [
+        Row(
+            "dead letters kept, 64 at a time",
+            "/s (direct: a file each)",
+            statistics.median(taken["sidecar"]),
+            None,
+            statistics.median(taken["direct"]),
+            must,
+            taken,
+        )
+    ]
+
+
+def _by_itself(bench: Bench, what: str, cores: set[int], module: str, *options: str) -> Any:
+    """What a module of this package measures in a process of its own; None, with a complaint, if it cannot."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--json", *options],
+            cwd=ROOT,
+            env=clean_environment(),
+            capture_output=True,
+            timeout=ALONE_LIMIT_SECONDS,
+            check=False,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+        said = done.stderr.decode(errors="replace").strip()
+        if done.returncode == 0:
+            return json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        said = repr(error)
+    bench.complaints.append(f"{what}: {said[-300:]}")
+    return None
 
 
 # ---- who takes part ----------------------------------------------------------------------------------------------

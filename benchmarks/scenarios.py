@@ -12,7 +12,7 @@ from benchmarks.bench import QUICK, Bench, forward_json, json_rate, reverse_json
 from benchmarks.load import IdleConnections, Sample, transfer_megabytes_per_second, wrk
 from benchmarks.paced import even_rate, p99_milliseconds
 from benchmarks.peers import JSON_BODY, MEGABYTE, MEGABYTE_PATH, STREAM_BYTES, STREAM_PATH, Aim, Peer, megabyte
-from benchmarks.pipeline import collector, layers, resilience, telemetry
+from benchmarks.pipeline import collector, durable, layers, resilience, telemetry
 from benchmarks.report import Must, Row, cpu_row, median_row
 
 RETRIES = "retries"
@@ -147,6 +147,7 @@ SCENARIOS: dict[str, Callable[[Bench], list[Row]]] = {
     "telemetry": telemetry,
     "collector": collector,
     "layers": layers,
+    "durable": durable,
     "bulk": bulk,
     "stream": stream,
     "tunnel": tunnel,

@@ -249,5 +249,5 @@ def test_a_scenario_that_does_not_exist_is_refused_with_those_that_do(capsys: py
 
 
 def test_quick_is_quicker_than_full_everywhere() -> None:
-    for name in ("throughput", "latency", "bulk", "collector", "layers"):
+    for name in ("throughput", "latency", "bulk", "collector", "layers", "durable"):
         assert getattr(QUICK, name) < getattr(FULL, name)

@@ -1,103 +1,45 @@
-"""How the store behaves with many entries: `python -m tests.durability.scale [--entries N] [--folder DIR]`.
+"""How a sidecar behaves with many dead letters: `python -m tests.durability.scale [--entries N] [--folder DIR]`.
 
-Prints commits per second with 64 writers (beside one file with fsync per entry on the same disk), then fills a store
-and prints start time, page times and memory. Not a test: figures of a machine are nobody's promise.
+Fills a store, starts a real sidecar on it and prints its start, pages over the admin port and memory, beside a sidecar
+that keeps nothing. Not a test: figures of a machine are nobody's promise. Speed of writing: `benchmarks.durable`.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import http.client
+import json
 import os
+import socket
 import sqlite3
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvloop
 
-from config.durable import DeadLetterStore
-from config.errors import registry
-from sidecar.durable.deadletter import DEFAULT_TERMS, DeadLetters
-from sidecar.durable.disk import Disk
-from sidecar.durable.entry import Answer, Failure, Tried
-from sidecar.durable.filters import Filter
+from benchmarks.durable import STARTED, failure, opened
+from sidecar.durable.deadletter import DEFAULT_TERMS
 from sidecar.durable.intake import prepare
-from sidecar.durable.listing import Listing
-from sidecar.durable.seal import load_keyring
-from sidecar.durable.store import Store
+from telemetry.timestamps import rfc3339
 
-CODES = ("NETWORK_TIMEOUT", "CONNECTION_REFUSED", "TEMPORARY_UNAVAILABLE", "UPSTREAM_ERROR", "INVALID_API_KEY")
-BODY = b'{"amount": 1200, "currency": "eur", "note": "%s"}' % (b"x" * 400)
-STARTED = 1_760_000_000.0
-
-
-def failure(number: int) -> Failure:
-    code = CODES[number % 5]
-    at = STARTED + number * 0.01
-    return Failure(
-        upstream=f"upstream{number % 10}",
-        method="POST",
-        url=f"https://api{number % 10}.example/v1/charges?order={number}",
-        headers=[
-            (b"Authorization", b"Bearer secret"),
-            (b"Content-Type", b"application/json"),
-            (b"User-Agent", b"app/1"),
-        ],
-        attempts=[Tried(3 if number % 3 else 0, code, 503 if number % 2 else None)] * 4,
-        error_class=code,
-        category="TRANSIENT",
-        error_message="no answer within 30 s",
-        first_failure_at=at,
-        last_failure_at=at + 1,
-        body=BODY + str(number).encode(),
-        operation="create_charge",
-        context={"request_id": f"{number:032x}", "trace_id": f"{number * 7919:032x}"},
-        response=Answer(503, [(b"Content-Type", b"text/plain")], b"try later") if number % 2 else None,
-        idempotency_key=f"key-{number}" if number % 4 == 0 else None,
-        key_honoured=True,
-    )
-
-
-async def opened(folder: Path) -> tuple[Store, DeadLetters]:
-    keys = load_keyring(folder, None)
-    store = await Store.open(folder, hooks=[keys.prove])
-    settings = DeadLetterStore(max_bytes=1 << 40, min_free_bytes=0)
-    return store, DeadLetters(store, keys, settings=settings, registry=registry(), now=lambda: STARTED + 20_000)
-
-
-def resident() -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) / 1024
-    return 0.0
-
-
-async def throughput(folder: Path, seconds: float) -> None:
-    store, letters = await opened(folder)
-    done = 0
-
-    async def writer(first: int) -> None:
-        nonlocal done
-        number, end = first, time.monotonic() + seconds
-        while time.monotonic() < end:
-            await letters.keep(failure(number))
-            number, done = number + 64, done + 1
-
-    begun = time.monotonic()
-    await asyncio.gather(*(writer(first) for first in range(64)))
-    print(f"dead letters kept, 64 at a time: {done / (time.monotonic() - begun):,.0f}/s")
-    done, begun = 0, time.monotonic()
-    await writer(10_000_000)
-    print(f"dead letters kept, one by one: {done / (time.monotonic() - begun):,.0f}/s")
-    await store.close()
-    disk, begun, files = Disk(), time.monotonic(), 0
-    (folder / "files").mkdir()
-    while time.monotonic() - begun < seconds:
-        disk.write_whole(folder / "files" / f"{files}.json", BODY * 3)
-        files += 1
-    print(f"one file per entry, synced: {files / (time.monotonic() - begun):,.0f}/s")
+ROOT = Path(__file__).resolve().parent.parent.parent
+_AT_ONCE = 2000
+PAGES = {
+    "first page": "",
+    "upstream": "upstream=upstream3",
+    "four filters": "status=pending&upstream=upstream4&error_class=INVALID_API_KEY&verdict=safe",
+    "nothing fits": "upstream=upstream3&error_class=CONNECTION_REFUSED",
+    "hour in the middle": f"since={rfc3339(STARTED + 3600)}&until={rfc3339(STARTED + 7200)}&verdict=unsafe",
+    "one word, rare": f"q={12345:032x}",
+    "word of all, rare upstream and verdict": "q=answer&upstream=upstream3&verdict=stale",
+    "word of all": "q=charge+answer",
+    "500 at once": "status=pending&limit=500",
+}
 
 
 async def fill(folder: Path, entries: int) -> None:
@@ -106,7 +48,7 @@ async def fill(folder: Path, entries: int) -> None:
 
     def some(first: int) -> Callable[[sqlite3.Connection], None]:
         def work(connection: sqlite3.Connection) -> None:
-            for number in range(first, min(first + 2000, entries)):
+            for number in range(first, min(first + _AT_ONCE, entries)):
                 given, (rules, _, idempotency, redactor) = failure(number), DEFAULT_TERMS
                 dlq_id = f"dlq_20251009_085320_{number:08x}"
                 letters._insert(
@@ -116,65 +58,97 @@ async def fill(folder: Path, entries: int) -> None:
 
         return work
 
-    for first in range(0, entries, 2000):
+    for first in range(0, entries, _AT_ONCE):
         await store.write(some(first))
     print(f"{entries:,} entries written in {time.monotonic() - begun:.0f} s")
     await store.close()
 
 
-async def timed(what: str, work: Callable[[], Awaitable[object]]) -> None:
-    slowest = 0.0
-    for _ in range(3):
+class Running:
+    """A sidecar in a process of its own."""
+
+    def __init__(self, state_dir: Path, port: int) -> None:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("SIDECAR")}
+        environ |= {"SIDECAR__STATE_DIR": str(state_dir), "SIDECAR__ADMIN__PORT": str(port)}
+        environ |= {"SIDECAR__LISTEN__PORT": "0", "SIDECAR__DEAD_LETTER__MAX_BYTES": str(1 << 40)}
+        self._port = port
         begun = time.monotonic()
-        await work()
-        slowest = max(slowest, time.monotonic() - begun)
-    print(f"{what}: {slowest * 1000:.1f} ms (slowest of 3)")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sidecar", "run"], cwd=ROOT, env=environ, stderr=subprocess.DEVNULL
+        )
+        while self.ready() != 200:
+            if self.process.poll() is not None or time.monotonic() - begun > 120:
+                raise SystemExit("the sidecar did not start")
+            time.sleep(0.01)
+        self.seconds = time.monotonic() - begun
+
+    def ready(self) -> int:
+        try:
+            return self.ask("/readyz")[0]
+        except OSError:
+            return 0
+
+    def ask(self, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    @property
+    def resident(self) -> float:
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS"):
+                return int(line.split()[1]) / 1024
+        return 0.0
 
 
-async def look(folder: Path) -> None:
-    size = (folder / "store.db").stat().st_size
-    before, begun = resident(), time.monotonic()
-    store, letters = await opened(folder)
-    listing = Listing(letters)
-    await listing.refresh()
-    print(
-        f"start with {sum(listing.stats.waiting.values()):,} entries ({size / 1e6:,.0f} MB): {time.monotonic() - begun:.2f} s"
-    )
-    for what, wanted in (
-        ("first page", Filter()),
-        ("upstream", Filter(upstream=("upstream3",))),
-        ("four filters", Filter(("pending",), ("upstream3",), ("INVALID_API_KEY",), ("safe",))),
-        ("nothing fits", Filter(upstream=("upstream3",), error_class=("CONNECTION_REFUSED",))),
-        ("hour in the middle", Filter(since=STARTED + 3600, until=STARTED + 7200, verdict=("unsafe",))),
-        ("one word, rare", Filter(q=f"{12345:032x}")),
-        ("word of all, rare upstream and verdict", Filter(q="timeout", upstream=("upstream3",), verdict=("stale",))),
-        ("word of all", Filter(q="charge answer")),
-    ):
-        await timed(f"page of 50, {what}", lambda wanted=wanted: listing.page(wanted))  # type: ignore[misc]
-    page = await listing.page(Filter(status=("pending",)), limit=500)
-    for _ in range(20):
-        page = await listing.page(Filter(status=("pending",)), limit=500, cursor=page.next_cursor)
-    await timed("counts by verdict", lambda: listing.count(Filter(since=STARTED + 100)))
-    await timed("statistics", listing.refresh)
-    await timed("a page as shown", lambda: listing.rows_shown(page))
-    print(f"memory: {resident() - before:.0f} MB more")
-    begun = time.monotonic()
-    await asyncio.gather(*(letters.keep(failure(50_000_000 + number)) for number in range(2000)))
-    print(f"2,000 more entries at once: {time.monotonic() - begun:.2f} s")
-    await store.close()
+@contextmanager
+def running(state_dir: Path) -> Iterator[Running]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    sidecar = Running(state_dir, port)
+    try:
+        yield sidecar
+    finally:
+        sidecar.process.terminate()
+        sidecar.process.wait(30)
+
+
+def look(folder: Path) -> None:
+    with running(folder / "nothing") as idle:
+        start, resident = idle.seconds, idle.resident
+    size = (folder / "many" / "store.db").stat().st_size
+    with running(folder / "many") as sidecar:
+        print(f"start, {size / 1e6:,.0f} MB on disk: {sidecar.seconds:.2f} s (with nothing kept: {start:.2f} s)")
+        for what, query in PAGES.items():
+            took = []
+            for _ in range(5):
+                begun = time.monotonic()
+                status, body = sidecar.ask(f"/dlq?{query}")
+                took.append(time.monotonic() - begun)
+                assert status == 200, body
+            print(f"page, {what}: {max(took) * 1000:.0f} ms (slowest of 5)")
+        cursor = ""
+        for _ in range(20):
+            cursor = f"&cursor={json.loads(sidecar.ask(f'/dlq?limit=500{cursor}')[1])['next_cursor']}"
+        begun = time.monotonic()
+        assert 200 == sidecar.ask("/metrics")[0]
+        print(f"metrics: {(time.monotonic() - begun) * 1000:.0f} ms")
+        print(f"memory: {sidecar.resident - resident:.0f} MB more than the {resident:.0f} MB with nothing kept")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--entries", type=int, default=1_000_000)
-    parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--folder", default=None)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder or os.environ.get("TMPDIR")) as name:
-        folder = Path(name)
-        uvloop.run(throughput(folder / "throughput", given.seconds))
-        uvloop.run(fill(folder / "many", given.entries))
-        uvloop.run(look(folder / "many"))
+        uvloop.run(fill(Path(name) / "many", given.entries))
+        look(Path(name))
 
 
 if __name__ == "__main__":
