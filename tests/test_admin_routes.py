@@ -7,8 +7,10 @@ import re
 from typing import Any, cast, get_args, get_type_hints
 
 import pytest
+from aiohttp import web
 from pydantic import BaseModel
 
+from sidecar.admin.api import unmistakable
 from sidecar.admin.fields import NoBody, Since, seconds_of
 from sidecar.admin.negotiation import preferred
 from sidecar.admin.pages import page_of
@@ -321,3 +323,17 @@ def test_pages_neither_repeat_nor_hide_when_the_list_changes_in_between() -> Non
 def test_a_refusal_is_a_model_too() -> None:
     assert issubclass(ErrorAnswer, BaseModel)
     assert {"error_code", "message", "details"} <= set(ErrorAnswer.model_json_schema()["required"])
+
+
+def test_a_part_of_a_path_never_stands_for_a_word_of_another_path() -> None:
+    paths = {"/dlq/{id}", "/dlq/replays", "/dlq/replays/{id}", "/dlq/{id}/replay", "/dlq/export"}
+    for path, matches, misses in [
+        ("/dlq/{id}", ["/dlq/dlq_1", "/dlq/replays2"], ["/dlq/replays", "/dlq/export"]),
+        ("/dlq/{id}/replay", ["/dlq/dlq_1/replay", "/dlq/export/replay"], ["/dlq/replays/replay"]),
+        ("/dlq/replays/{id}", ["/dlq/replays/rpl_1", "/dlq/replays/replay"], []),
+    ]:
+        resource = web.UrlDispatcher().add_resource(unmistakable(path, paths))
+        assert isinstance(resource, web.DynamicResource)
+        assert path == re.sub(r":[^/]*(?=\})", "", resource.canonical)
+        assert matches == [found for found in matches + misses if resource._match(found) is not None], path
+    assert "/policies/{id}" == unmistakable("/policies/{id}", {"/policies", "/policies/{id}"})

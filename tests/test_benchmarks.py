@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks import run
+from benchmarks import durable, run
 from benchmarks.bench import FULL, QUICK
 from benchmarks.load import Sample
 from benchmarks.paced import CONNECTIONS, even_rate, joining_interval, middle, p99
@@ -251,3 +251,19 @@ def test_a_scenario_that_does_not_exist_is_refused_with_those_that_do(capsys: py
 def test_quick_is_quicker_than_full_everywhere() -> None:
     for name in ("throughput", "latency", "bulk", "collector", "layers", "durable"):
         assert getattr(QUICK, name) < getattr(FULL, name)
+
+
+# ---- the store ---------------------------------------------------------------------------------------------------
+
+
+def test_dead_letters_are_measured_beside_files_and_nothing_stays_on_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--rounds", "2", "--seconds", "0.1", "--folder", str(tmp_path)]
+    assert 0 == durable.main([*options, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert {durable.KEPT: 2, durable.FILES: 2} == {name: len(rates) for name, rates in found["taken"].items()}
+    assert all(rate > 0 for rates in found["taken"].values() for rate in rates)
+    assert 0 == durable.main(options)
+    assert "dead letters kept, 64 at a time" in capsys.readouterr().out
+    assert [] == list(tmp_path.iterdir())
