@@ -75,6 +75,10 @@ dashboards/grafana/node_modules/.package-lock.json: dashboards/grafana/package-l
 	@command -v npm > /dev/null || { echo "npm is needed: install Node.js 20 or newer"; exit 1; }
 	@cd dashboards/grafana && npm ci && touch node_modules/.package-lock.json
 
+.PHONY: reloads
+reloads: $(VENV)/.installed-dev ## two hundred reloads under load, every second file wrong: no request notices
+	@$(PY) -m tests.reloads $(ARGS)
+
 .PHONY: chaos
 chaos: $(VENV)/.installed-dev ## kill -9 a writing store a thousand times; no promise may break
 	@$(PY) -m tests.durability.chaos $(ARGS)
