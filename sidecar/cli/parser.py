@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sidecar.cli.parser_kept import add_dlq, add_jobs, add_keys
+from sidecar.cli.parser_kept import add_backups, add_dlq, add_jobs, add_keys
 from sidecar.cli.parser_live import add_policies, add_reload, add_retries
 from sidecar.cli.suggesting import SuggestingParser
 
@@ -30,6 +30,8 @@ COMMANDS = {
     "retries": "sidecar.cli.switching:retries",
     "reload": "sidecar.cli.switching:reload",
     "audit": "sidecar.cli.audit:audit",
+    "backup": "sidecar.cli.backup:backup",
+    "restore": "sidecar.cli.backup:restore",
     "tokens": "sidecar.cli.tokens:tokens",
     "ca": "sidecar.cli.ca:ca",
     "password": "sidecar.cli.password:password",
@@ -68,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     add_retries(commands, _add_talking)
     add_reload(commands, _add_talking)
     _add_audit(commands)
+    add_backups(commands, _add_config, _add_json)
     _add_tokens(commands)
     _add_ca(commands)
     commands.add_parser(

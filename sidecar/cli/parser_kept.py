@@ -1,4 +1,4 @@
-"""The words for what is kept on disk: `sidecar dlq`, `sidecar jobs`, `sidecar keys`.
+"""The words for what is kept on disk: `sidecar dlq`, `jobs`, `keys`, `backup`, `restore`.
 
 Law: as in parser.py, which puts them in: nothing but argparse is imported.
 """
@@ -195,6 +195,30 @@ def _add_job_filters(command: argparse.ArgumentParser, **options: Any) -> None:
     command.add_argument("--state", choices=words, help="only those in this state", **options)
     given = {"default": 20, **options}
     command.add_argument("--limit", type=_count, metavar="N", help="at most so many (default: 20)", **given)
+
+
+def add_backups(commands: Any, config: Talking, as_json: Talking) -> None:
+    backup = commands.add_parser(
+        "backup",
+        help="copy all that is kept into one file, also while the sidecar runs",
+        description="Copy all that is kept in `state_dir` (dead letters, jobs, what was set at run time, the audit, "
+        "keys) into one file, as of one moment, also while the sidecar runs. The keys are in it: keep it safe.",
+    )
+    backup.add_argument("file", type=Path, metavar="FILE", help="the file to write, only you can read it")
+    backup.add_argument("--force", action="store_true", help="replace the file if it exists")
+    restore = commands.add_parser(
+        "restore",
+        help="put back what `sidecar backup` has copied",
+        description="Put back what `sidecar backup` has copied, while the sidecar does not run.",
+    )
+    restore.add_argument("file", type=Path, metavar="FILE", help="a file that `sidecar backup` has made")
+    restore.add_argument("--force", action="store_true", help="set aside what is there, and replace it")
+    for command in (backup, restore):
+        command.add_argument(
+            "--state-dir", type=Path, metavar="DIR", help="where it is kept (default: `state_dir` of the configuration)"
+        )
+        config(command)
+        as_json(command)
 
 
 def add_keys(commands: Any, talking: Talking) -> None:
