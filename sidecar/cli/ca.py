@@ -36,7 +36,7 @@ def ca(chosen: argparse.Namespace) -> int:
             return _show(_existing(settings), as_json=chosen.json)
         if chosen.action == "export":
             return _export(settings, chosen)
-        return _rotate(settings)
+        return _rotate(settings, as_json=chosen.json)
     except NoAuthority as why:
         raise Failed(str(why)) from None
 
@@ -88,7 +88,7 @@ def _export(settings: Settings, chosen: argparse.Namespace) -> int:
     if chosen.bundle:
         pem = write_bundle(authority.folder, authority.pem, os.environ)[0].read_bytes()
     if chosen.file is None:
-        sys.stdout.write(pem.decode())
+        sys.stdout.write(json.dumps({"pem": pem.decode()}) + "\n" if chosen.json else pem.decode())
         return 0
     try:
         chosen.file.write_bytes(pem)
@@ -98,11 +98,13 @@ def _export(settings: Settings, chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _rotate(settings: Settings) -> int:
+def _rotate(settings: Settings, *, as_json: bool) -> int:
     from sidecar.authority import rotate
     from sidecar.intercept import intercepted_hosts
 
     made = rotate(Path(settings.state_dir), intercepted_hosts(settings.upstreams.values()))
+    if as_json:
+        print(json.dumps({"fingerprint_sha256": made.fingerprint}))
     print(
         f"There is another authority now, {made.fingerprint}. Let apps trust it: start them again with `sidecar run -- "
         "CMD` or the variables of `sidecar env`, or hand out `sidecar ca export`.",

@@ -73,11 +73,12 @@ def parser() -> argparse.ArgumentParser:
     add_backups(commands, _add_config, _add_json)
     _add_tokens(commands)
     _add_ca(commands)
-    commands.add_parser(
+    password = commands.add_parser(
         "password",
         help="hash a password for listen.auth",
         description="Ask for a password, or read it from standard input, and print its hash for `listen.auth.users`.",
     )
+    _add_json(password)
     _add_health(commands)
     _add_top(commands)
     completion = commands.add_parser(
@@ -142,10 +143,12 @@ def _add_ca(commands: Any) -> None:
     _add_json(show)
     export = actions.add_parser("export", help="its certificate, for those who have to trust it")
     _add_config(export)
+    _add_json(export)
     export.add_argument("--bundle", action="store_true", help="together with the roots that apps trust on this machine")
     export.add_argument("file", nargs="?", type=Path, metavar="FILE", help="where to (default: standard output)")
     rotate = actions.add_parser("rotate", help="another one with another key; apps have to trust it anew")
     _add_config(rotate)
+    _add_json(rotate)
 
 
 def _add_config(command: argparse.ArgumentParser, **options: Any) -> None:

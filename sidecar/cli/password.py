@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import json
 import sys
 
 from sidecar.cli.admin import Failed, telling_failures
@@ -21,5 +22,6 @@ def password(chosen: argparse.Namespace) -> int:
         raise Failed("an empty password protects nothing; type one, or give it on standard input", 2)
     from sidecar.guard import hashed
 
-    print(hashed(given.encode()))
+    made = hashed(given.encode())
+    print(json.dumps({"hash": made}) if chosen.json else made)
     return 0
