@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sidecar import clock, relay
 from sidecar.failures import AnsweredHere, AttemptFailed, GaveUp, Intercepted, Malformed, Refused, UploadBroken
 from sidecar.headers import UPGRADE_LINES, ResponseFields, request_head
-from sidecar.keeping import Keeping
+from sidecar.once import Once
 from sidecar.policy.overrides import NO_OVERRIDES
 from sidecar.tunnel import check_room
 from sidecar.upstream.connection import UpstreamConnection
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sidecar.request import Request
 
 
-class Exchange(Keeping):
+class Exchange(Once):
     """See the module's law. After `run`, `keep_alive` and `taken_over` tell the connection how to go on."""
 
     __slots__ = ()
@@ -54,6 +54,8 @@ class Exchange(Keeping):
         self._injected = None
         self._asked = None
         self._tee = None
+        self._ticket = None
+        self._involved = False
         self._asked_at = 0.0
         self._own_lines = proxy.via_line
         self._answered = False
@@ -80,14 +82,16 @@ class Exchange(Keeping):
             find = client.find_destination if self._request.method != "CONNECT" else client.find_tunnel
             destination, target = find(self._request, self._proxy)
             self._aim(destination, target)
+            if self._involved:
+                await self._take_part()
             if destination.upstream.turns.bulkhead is not None:
                 await self._take_place()
             await self._attempts()
-            if record.code is not None:
-                await self._keep_answered(record.code)
+            if record.code is not None or self._ticket is not None:
+                await self._before_answer()
             sink = self._begin_answer()
             if sink is not None:
-                await self._stream(sink)
+                await (self._stream(sink) if self._ticket is None else self._stream_and_remember(sink))
         except Malformed as malformed:
             self._answer_malformed(malformed)
             return  # not a session: counted apart
@@ -292,6 +296,8 @@ class Exchange(Keeping):
             upstream.in_flight -= 1
             if self._place is not None:
                 upstream.turns.leave(self._place)
+        if self._involved or record.method != "GET":
+            self._aftermath(record)
         body = self._request.body
         if body is not None:
             record.request_bytes = body.total

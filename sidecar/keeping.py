@@ -241,7 +241,7 @@ class Keeping(Retrying):
     def _headers(self) -> Fields:
         """As the upstream sees them, but for our own; an added key included, which must stay the same."""
         lines = self._request.lines if self._asked is None else self._asked.lines
-        fields = [_field(line) for line in lines]
+        fields = [field_of(line) for line in lines]
         fields = [(name, value) for name, value in fields if name.lower() not in _NOT_KEPT]
         if self._injected is not None:
             fields.append((self._injected.encode(), self.record.session_id))
@@ -319,9 +319,9 @@ class Keeping(Retrying):
         if connection is None or connection.head is None:
             return None
         body = connection.body or b"".join(connection.waiting)
-        return Answer(connection.status, [_field(line) for line in connection.head.lines], body[:limit])
+        return Answer(connection.status, [field_of(line) for line in connection.head.lines], body[:limit])
 
 
-def _field(line: bytes) -> tuple[bytes, bytes]:
+def field_of(line: bytes) -> tuple[bytes, bytes]:
     name, _, value = line.partition(b":")
     return name, value.strip(b" \t")

@@ -25,6 +25,7 @@ from telemetry.record import Attempt, Trace
 _REPLACED = b"traceparent,tracestate"
 _STRIPPED = b"traceparent,tracestate,baggage"
 _OTLP_TARGETS = frozenset((b"/v1/traces", b"/v1/metrics", b"/v1/logs"))
+_READS = frozenset(("GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"))
 _JUST_PASS = Overrides()
 _JUST_PASS.retry_off = True
 _JUST_PASS.dead_letter = False
@@ -38,6 +39,7 @@ class Prepared(PassedOn):
         "_destination",
         "_ends_at",
         "_injected",
+        "_involved",
         "_operation",
         "_overrides",
         "_own_lines",
@@ -50,6 +52,8 @@ class Prepared(PassedOn):
     """When the whole request must have an answer."""
     _injected: str | None
     """The lower-case header of the idempotency key that was added here."""
+    _involved: bool
+    """The store has something to do with it: its key is checked, or the outbox is asked to take it over."""
     _operation: Operation | None
     _overrides: Overrides
     _own_lines: bytes
@@ -97,6 +101,8 @@ class Prepared(PassedOn):
         self._attempt_timeout = overrides.attempt_timeout or chosen.policy.attempt_timeout
         self._ends_at = self._started + (overrides.timeout or chosen.policy.total_timeout)
         self._look_at_key(upstream)
+        if overrides.respond_async or upstream.settings.replay.credentials == "live":
+            self._involved = True
         if request.caller_resend:
             record.caller_resend = True
 
@@ -138,6 +144,8 @@ class Prepared(PassedOn):
         if settings.header.lower() != "idempotency-key":
             key = request.value(settings.header.lower().encode())
         if key is not None:
+            if settings.enabled and request.method not in _READS and self._overrides is not _JUST_PASS:
+                self._involved = True
             scope = f"{upstream.name}\n{self._proxy.credential_id(request)}".encode()
             if self._proxy.seen_keys.came_before(scope, key, self._started):
                 self.record.caller_resend = True

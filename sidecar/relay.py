@@ -68,19 +68,19 @@ def interim(status: int, reason: bytes, fields: ResponseFields, via_line: bytes)
 class AppSink:
     """Pushes body bytes into the app's connection."""
 
-    __slots__ = ("_chunked", "_transport", "count", "full")
+    __slots__ = ("chunked", "count", "full", "transport")
 
     def __init__(self, transport: asyncio.Transport, *, chunked: bool) -> None:
-        self._transport = transport
-        self._chunked = chunked
+        self.transport = transport
+        self.chunked = chunked
         self.count = 0
         self.full = False  # kept by the connection's pause_writing and resume_writing
 
     def body(self, data: bytes) -> bool:
         size = len(data)
         self.count += size
-        transport = self._transport
-        if not self._chunked:
+        transport = self.transport
+        if not self.chunked:
             transport.write(data)
         elif size <= _SMALL_CHUNK:
             transport.write(b"%x\r\n%b\r\n" % (size, data))
@@ -91,11 +91,11 @@ class AppSink:
         return self.full
 
     def pending(self) -> int:
-        return self._transport.get_write_buffer_size()
+        return self.transport.get_write_buffer_size()
 
     def end(self, trailers: list[tuple[bytes, bytes]]) -> None:
-        if self._chunked:
-            self._transport.write(b"0\r\n%b\r\n" % (trailer_lines(trailers) if trailers else b""))
+        if self.chunked:
+            self.transport.write(b"0\r\n%b\r\n" % (trailer_lines(trailers) if trailers else b""))
 
 
 def cut_off(transport: asyncio.Transport, *, reset: bool) -> None:

@@ -245,7 +245,7 @@ class _Story:
         unkept = unkept_of(session)
         if unkept is not None:
             self._tell(
-                f"It could not be kept: {self._redactor.text(unkept)}.",
+                f"The store did not help: {self._redactor.text(unkept)}.",
                 remedy="what `GET /readyz` says under store",
             )
         if session.dlq_id is not None:

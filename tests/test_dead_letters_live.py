@@ -177,7 +177,7 @@ async def test_a_store_in_trouble_costs_the_entry_and_says_so_never_the_answer(
     assert 1 == sidecar.proxy.metrics.stored.rejected["disk_error"]
     assert "sidecar.dlq.rejected" in sidecar.logged.getvalue()
     (session,) = sidecar.proxy.signals.sessions.page(limit=10).items
-    assert "It could not be kept" in sidecar.proxy.signals.explain(session)
+    assert "The store did not help" in sidecar.proxy.signals.explain(session)
 
 
 async def test_a_full_store_tells_the_app(start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any) -> None:

@@ -21,6 +21,7 @@ from telemetry.names import Attribute, Event, Field
 if TYPE_CHECKING:
     from config.errors import ErrorCode
     from config.model import Settings, Upstream
+    from sidecar.durable.credentials import Credentials
     from sidecar.durable.deadletter import Terms
     from sidecar.durable.layers import Durable
     from sidecar.durable.outbox import Terms as OutboxTerms
@@ -49,6 +50,7 @@ class Kept:
         self._failure: Trouble | None = None
         self._told_volatile = False
         self._closed = False
+        self._credentials: Credentials | None = None
         self._background: set[asyncio.Task[Any]] = set()
         self._terms: dict[str, tuple[Upstream, Terms]] = {}
         self.durable: Durable | None = None
@@ -136,6 +138,10 @@ class Kept:
         task.add_done_callback(self._background.discard)
         return task
 
+    def beside(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """The same, where nobody waits for it."""
+        self.background(work, name).add_done_callback(_look_at)
+
     def not_kept(self, upstream: str, trouble: Trouble) -> None:
         """A request that should have been kept is lost: said, and counted where the store itself could not."""
         stored = self._proxy.metrics.stored
@@ -153,6 +159,17 @@ class Kept:
 
         who = identity(headers)
         return "" if not who else self.durable.letters.keyring.digest("caller", who)[:8].hex()
+
+    def credential_seen(self, upstream: str, headers: list[tuple[bytes, bytes]]) -> None:
+        """On a live call that succeeded, for `replay.credentials: live`. Only once the store is open."""
+        self.credentials().seen(upstream, self.caller_id(headers), headers)
+
+    def credentials(self) -> Credentials:
+        if self._credentials is None:
+            from sidecar.durable.credentials import Credentials
+
+            self._credentials = Credentials()
+        return self._credentials
 
     # ---- what is true of it --------------------------------------------------------------------------------------
 
@@ -225,6 +242,11 @@ class Kept:
 
 
 _MOST_TERMS = 1024
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        raise RuntimeError(f"{task.get_name()} failed") from task.exception()  # told by the loop's handler
 
 
 def _nothing_sends(durable: Any) -> None:

@@ -111,6 +111,7 @@ class UpstreamState:
             rules.plain is not None
             and settings.propagation != "strip"
             and not key.inject
+            and settings.replay.credentials != "live"
             and key.header.lower() == "idempotency-key"
         )
         """Nothing about a request that asks for nothing depends on this upstream's settings."""
