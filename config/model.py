@@ -125,8 +125,8 @@ class Admin(Section):
     tls: ServerCertificate | None = None
     """Not set: plain http, in which a token can be overheard beyond this machine."""
     audit_reads: Flag = False
-    """Whether the audit also has who looked at sessions and retry metrics, once a minute for each; changes are always
-    in it."""
+    """Whether the audit also has who looked at sessions, retry metrics, dead letters and jobs, once a minute for each;
+    changes are always in it."""
 
 
 class Probes(Section):

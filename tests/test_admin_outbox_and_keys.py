@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
+from sidecar.durable.trouble import Trouble
 from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.letters import Moody, keep, send, store
 from tests.doubles.upstream import Upstream
@@ -261,6 +262,37 @@ async def test_an_export_of_nothing_is_whole_too(sidecar: Running) -> None:
     reply = await admin(sidecar, "/dlq/export")
     assert {"sidecar-export.json": b'{"entries":0,"damaged":[]}'} == members(reply.body)
     assert None is sidecar.proxy.kept.durable
+
+
+async def test_an_export_that_breaks_off_has_no_end(sidecar: Running, upstream: Upstream) -> None:
+    for number in range(3):
+        await keep(sidecar, upstream, number)
+    durable = await store(sidecar)
+    files, calls = durable.files.files, 0
+
+    async def failing(dlq_id: str) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise Trouble("the disk cannot be read", "look at it")
+        return await files(dlq_id)
+
+    durable.files.files = failing  # type: ignore[method-assign]  # a disk that fails in the middle
+    reply = await admin(sidecar, "/dlq/export")
+    assert (200, False) == (reply.status, reply.complete)
+    assert b"sidecar-export.json" not in reply.body
+    assert "an export broke off: the disk cannot be read" in sidecar.logged.getvalue()
+
+
+async def test_who_looks_is_in_the_audit_when_that_is_wanted(start_sidecar: Starter, upstream: Upstream) -> None:
+    sidecar = await start_sidecar(admin={"port": 0, "audit_reads": True})
+    dlq_id = await keep(sidecar, upstream)
+    for path in ("/dlq", f"/dlq/{dlq_id}", "/dlq/export", "/jobs"):
+        assert 200 == (await admin(sidecar, path)).status
+    noted = (await admin(sidecar, "/audit")).json["items"]
+    assert {"dead letters", f"dead letter {dlq_id}", "an export of dead letters", "jobs"} == {
+        item["about"] for item in noted if item["what"] == "looked at"
+    }
 
 
 async def test_an_export_with_a_wrong_filter_is_refused_before_it_begins(sidecar: Running) -> None:

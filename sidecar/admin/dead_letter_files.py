@@ -8,6 +8,7 @@ of an import is taken in whole or refused, with file and line.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import orjson
 from aiohttp import web
@@ -19,8 +20,12 @@ from sidecar.admin.fields import NoBody, NoQuery
 from sidecar.admin.letters_asked import ExportQuery, FileGiven, Import
 from sidecar.admin.letters_shown import FileTaken, Imported
 from sidecar.admin.route import Call, Route, Told
-from sidecar.durable.trouble import BadInput, Damaged, NotNow
+from sidecar.durable.filters import Filter
+from sidecar.durable.trouble import BadInput, Damaged, NotNow, Trouble
 from sidecar.proxy import Proxy
+
+if TYPE_CHECKING:
+    from sidecar.durable.layers import Durable
 
 TAR = "application/x-tar"
 SUMMARY = "sidecar-export.json"
@@ -49,11 +54,21 @@ class DeadLetterFiles:
 
     async def export(self, call: Call[ExportQuery, NoBody]) -> Told:
         wanted, durable = call.query.chosen(clock.wall(), codes_known(self._proxy)), self._proxy.kept.durable
+        await self._changes.note_reading(call.request, "an export of dead letters")
         expected = 0 if durable is None else sum((await durable.listing.count(wanted)).values())
         response = web.StreamResponse(headers={"Content-Type": TAR, ENTRIES: str(expected)})
         await response.prepare(call.request)
         if call.request.method == "HEAD":
             return response
+        try:
+            await self._write(response, durable, wanted)
+        except Trouble as trouble:
+            self._proxy.log.warn("sidecar.dlq.export_broken", f"an export broke off: {trouble}")
+            if call.request.transport is not None:
+                call.request.transport.abort()  # without an end it cannot be taken for whole
+        return response
+
+    async def _write(self, response: web.StreamResponse, durable: Durable | None, wanted: Filter) -> None:
         entries, damaged = 0, list[str]()
         if durable is not None:
             async for files in durable.files.export(wanted, damaged):
@@ -63,7 +78,6 @@ class DeadLetterFiles:
         summary = orjson.dumps({"entries": entries, "damaged": damaged})
         await response.write(_member(SUMMARY, summary) + _END)
         await response.write_eof()
-        return response
 
     async def bring_in(self, call: Call[NoQuery, Import]) -> Told:
         durable = await self._proxy.kept.open()

@@ -70,6 +70,7 @@ class DeadLetters:
     async def page(self, call: Call[DeadLettersQuery, NoBody]) -> Told:
         query, durable = call.query, self._proxy.kept.durable
         wanted = query.chosen(clock.wall(), codes_known(self._proxy))
+        await self._changes.note_reading(call.request, "dead letters")
         if durable is None:
             return {"items": [], "next_cursor": None}
         page = await durable.listing.page(wanted, limit=query.limit, cursor=query.cursor)
@@ -77,6 +78,7 @@ class DeadLetters:
 
     async def one(self, call: Call[NoQuery, NoBody]) -> Told:
         dlq_id = call.named("id")
+        await self._changes.note_reading(call.request, f"dead letter {dlq_id[:60]}")
         return await kept_in(self._proxy, dlq_id).letters.detail(dlq_id)
 
     async def change(self, call: Call[NoQuery, Change]) -> Told:

@@ -162,12 +162,14 @@ class Jobs:
         )  # fmt: skip
 
     async def page(self, call: Call[JobsQuery, NoBody]) -> Told:
+        await self._changes.note_reading(call.request, "jobs")
         query, durable = call.query, self._proxy.kept.durable
         if durable is None or durable.jobs is None:
             return {"items": [], "next_cursor": None}
         return await durable.jobs.page(state=query.state, limit=query.limit, cursor=query.cursor)
 
     async def one(self, call: Call[NoQuery, NoBody]) -> Told:
+        await self._changes.note_reading(call.request, f"job {call.named('id')[:60]}")
         return await self._jobs(call.named("id")).get(call.named("id"))
 
     async def submit(self, call: Call[NoQuery, JobGiven]) -> Told:
