@@ -31,7 +31,7 @@ from sidecar.guarded import Guarded
 from sidecar.inbound import Downstream
 from sidecar.listener import Listener
 from sidecar.proxy import Proxy
-from sidecar.reloading import NotApplied, Reloading
+from sidecar.reloading import NotApplied, Reloading, warn_of_unverified
 from sidecar.upstream.resolve import Lookup
 from sidecar.watching import watch
 from telemetry.logs import Log
@@ -99,11 +99,7 @@ class Sidecar:
         proxy.ticker.on_lag = proxy.metrics.loop_lag
         proxy.ticker.start()
         self.api.not_ready = None
-        for name, upstream in settings.upstreams.items():
-            if upstream.insecure_skip_verify:
-                self.log.warn(
-                    "sidecar.tls.unverified", f"certificates of upstream {name} are not verified", upstream=name
-                )
+        warn_of_unverified(self.log, settings)
         if settings.admin.tls is None and not is_loopback(settings.admin.host):
             self.log.warn(
                 "sidecar.admin.unencrypted",

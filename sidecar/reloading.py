@@ -15,6 +15,7 @@ from typing import Any
 
 from config.changes import AT_START, Change, at_start_only, changes, without_restart
 from config.loader import ConfigError, Loaded, Origin, load
+from config.model import Settings
 from config.problems import Problem, dotted
 from config.runtime import NOTHING_SET, Runtime
 from sidecar import clock
@@ -23,6 +24,7 @@ from sidecar.inbound import Downstream
 from sidecar.proxy import Proxy
 from sidecar.upstream.tls import UnusableCertificates
 from sidecar.watching import content
+from telemetry.logs import Log
 
 _TOLD = 8
 
@@ -193,6 +195,7 @@ class Reloading:
             self._proxy.apply(settings)
         except UnusableCertificates as unusable:
             raise NotApplied((Problem(str(unusable)),)) from None
+        warn_of_unverified(self._proxy.log, settings, before)
         for connection in tuple(self._proxy.downstreams):
             if isinstance(connection, Downstream):
                 connection.take_limits()
@@ -219,6 +222,14 @@ class Reloading:
             changed=[change.key for change in done.changed],
             needs_restart=list(done.needs_restart),
         )
+
+
+def warn_of_unverified(log: Log, settings: Settings, before: Settings | None = None) -> None:
+    """Upstreams whose certificates nobody looks at, as far as that is news."""
+    known = {} if before is None else before.upstreams
+    for name, upstream in settings.upstreams.items():
+        if upstream.insecure_skip_verify and not (name in known and known[name].insecure_skip_verify):
+            log.warn("sidecar.tls.unverified", f"certificates of upstream {name} are not verified", upstream=name)
 
 
 def _needs_restart_first(key: str, message: str) -> Problem:

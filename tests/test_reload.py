@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from telemetry.record import SENT
 from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App
 from tests.doubles.faults import TINY, at_rest, until
+from tests.doubles.letters import keep
 from tests.doubles.upstream import Talk, always, answer
 from tests.test_admin import admin, order
 
@@ -391,4 +393,23 @@ async def until_within(condition: Any) -> None:
     """Watching takes its time on a busy machine."""
     async with asyncio.timeout(30):
         while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_dead_letters_are_judged_by_the_new_settings(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, file: Path
+) -> None:
+    upstream = await start_upstream(OK)
+    keys = {"hosts": ["api.test"], "endpoints": [upstream.url]}
+    sidecar = await start_sidecar(file=file, upstreams={"payments": keys})
+    facts = {"method": "PUT", "code": "UPSTREAM_ERROR", "status": 500, "phase": SENT}
+    await keep(sidecar, upstream, 1, **facts)
+    assert "safe" == (await admin(sidecar, "/dlq")).json["items"][0]["verdict"]
+    await reload(sidecar, file, upstreams={"payments": {**keys, "replay": {"stale_after": 1}}})
+    await until_verdict(sidecar, "stale")
+
+
+async def until_verdict(sidecar: Running, verdict: str) -> None:
+    async with asyncio.timeout(20):
+        while verdict != (await admin(sidecar, "/dlq")).json["items"][0]["verdict"]:
             await asyncio.sleep(0.02)

@@ -73,6 +73,8 @@ class Durable:
         self._outbox_keep = 604_800.0
         self._chores: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
+        self._judging: asyncio.Task[None] | None = None
+        self._judge_anew = False
 
     @classmethod
     async def open(
@@ -127,9 +129,18 @@ class Durable:
         self._outbox_keep = outbox_keep
 
     def configure(self, settings: DeadLetterStore, registry: Mapping[str, ErrorCode]) -> None:
+        """Other settings, from now on. What waits is judged by them in the background."""
         self.letters.settings = settings
         self.letters.registry = registry
         self.store.min_free_bytes = settings.min_free_bytes
+        self._judge_anew = True
+        if self._judging is None or self._judging.done():
+            self._judging = clock.spawn(self._judge_all(), "judge dead letters anew")
+
+    async def _judge_all(self) -> None:
+        while self._judge_anew and not self._closing.is_set():
+            self._judge_anew = False
+            await self._each(self.upkeep.judge_all)
 
     async def begin(self) -> None:
         """Reconcile what an earlier run left, then let the outbox and the chores run."""
@@ -194,3 +205,5 @@ class Durable:
         if self.outbox is not None:
             await self.outbox.close()
         await self.store.close()
+        if self._judging is not None:
+            await self._judging  # which a closed store ends
