@@ -17,10 +17,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-PHASES = ("healthy", "errors", "down", "recovering")
+PHASES = ("healthy", "errors", "down", "recovering", "replay")
 # Of ten calls, these fail.
-FAILING = {"healthy": (), "errors": (1, 4, 7), "down": tuple(range(10)), "recovering": (5,)}
-LATENCY = {"healthy": 0.004, "errors": 0.012, "down": 0.0, "recovering": 0.03}
+FAILING = {"healthy": (), "errors": (1, 4, 7), "down": tuple(range(10)), "recovering": (5,), "replay": ()}
+LATENCY = {"healthy": 0.004, "errors": 0.012, "down": 0.0, "recovering": 0.03, "replay": 0.004}
 
 
 class Upstream:
@@ -112,7 +112,8 @@ class _Conversation(BaseHTTPRequestHandler):
 
 
 class App:
-    """Calls `url` so many times a second, whatever comes back: seven GETs, two POSTs with a key and one without."""
+    """Calls `url` so many times a second, whatever comes back: seven GETs, two POSTs with a key and one without. One
+    key in twenty is used twice, as by an app that did not hear the answer."""
 
     def __init__(self, url: str, rate: float, workers: int = 24) -> None:
         parts = urlsplit(url)
@@ -152,10 +153,12 @@ class App:
         # Another order in each ten, or the calls that fail would be the same kind of call again and again.
         kind = (3 * number + number // 10) % 10
         if kind >= 7:
-            method, body = "POST", b'{"number": %d}' % number
             headers = {"content-type": "application/json"}
             if kind != 9:
+                if kind == 8 and number % 10 == 0:
+                    number -= 10  # the same call as ten before, which was one with a key
                 headers["idempotency-key"] = f"call-{number}-{id(self)}"
+            method, body = "POST", b'{"number": %d}' % number
         try:
             connection.request(method, f"{self._path}{number % 10}", body, headers)
             with connection.getresponse() as response:
@@ -169,7 +172,7 @@ class App:
 def _for_ever(port: int, seconds: float) -> NoReturn:
     upstream = Upstream(port, "0.0.0.0")
     while True:
-        for phase in PHASES:
+        for phase in PHASES[:-1]:  # nobody replays here; compose/sidecar.yaml lets it happen by itself
             print(f"{phase} for {seconds:g} s", flush=True)
             upstream.enter(phase)
             time.sleep(seconds)

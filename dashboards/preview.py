@@ -18,7 +18,7 @@ from dashboards.drawing import Drawn, draw  # noqa: E402 - needs the path set ab
 from dashboards.promql import filled  # noqa: E402 - likewise
 from dashboards.rehearsal import LONGEST_BREAK, RATE_INTERVAL, Played, rehearsal  # noqa: E402 - likewise
 
-SCRIPT = {"healthy": 25.0, "errors": 30.0, "down": 25.0, "recovering": 40.0}
+SCRIPT = {"healthy": 20.0, "errors": 30.0, "down": 25.0, "recovering": 25.0, "replay": 25.0}
 CAPTION = "drawn with matplotlib from the panels' real queries on a real Prometheus; not a screenshot of Grafana"
 
 

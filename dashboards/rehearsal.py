@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,6 +60,10 @@ class Played:
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)
     alerts: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
     """When an alert was seen, its name and all of it; asked every half second."""
+    dry_run: dict[str, Any] = field(default_factory=dict)
+    replayed: dict[str, Any] = field(default_factory=dict)
+    discarded: int = 0
+    """What the operator was told before the replay, how it ended, and how many dead letters were given up."""
 
     def mishaps(self) -> None:
         """A tunnel, a request for nobody and one that nobody can read. A counter needs two to show a rate."""
@@ -82,8 +87,38 @@ class Played:
         self.upstream.enter(phase)
         if phase != "down":
             self.mishaps()
+        if phase == "healthy":
+            self.ask("POST", "/reload", {"reason": "to see it on the dashboards"})
+        if phase == "replay":
+            self.drain()
         self.watch(seconds)
         self.phases[phase] = (began, time.time())  # noqa: TID251 - … here too
+
+    def drain(self) -> None:
+        """What an operator does when the upstream is well again: look, send what is safe, give up the rest."""
+        safe = {"filter": {"status": "pending"}, "rate": 50}
+        self.dry_run = self.ask("POST", "/dlq/replay", {**safe, "dry_run": True})["dry_run"]
+        job = self.ask("POST", "/dlq/replay", safe)["replay"]["job_id"]
+        deadline = time.monotonic() + 30
+        while self.replayed.get("state") not in ("done", "paused") and time.monotonic() < deadline:
+            self.watch(0.5)
+            self.replayed = self.ask("GET", f"/dlq/replays/{job}")
+        while page := self.ask("GET", "/dlq?status=pending&limit=100")["items"]:
+            for entry in page:
+                self.ask("DELETE", f"/dlq/{entry['dlq_id']}?reason=nobody%20knows%20whether%20it%20was%20executed")
+                self.discarded += 1
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """What the admin port answers; a refusal is an error that tells its reason."""
+        data, headers = (
+            (None, {}) if body is None else (json.dumps(body).encode(), {"content-type": "application/json"})
+        )
+        request = urllib.request.Request(self.admin + path, data, headers, method=method)
+        try:
+            with OPENER.open(request, timeout=10) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as refused:
+            raise RuntimeError(f"{method} {path}: {refused.code} {refused.read().decode()}") from None
 
     def watch(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""What is around the dashboards: a runbook for each alert, and files that bring everything up and fit together."""
+"""What is around the dashboards: files that bring everything up, and fit together."""
 
 from __future__ import annotations
 
@@ -15,80 +15,9 @@ import yaml
 from config.loader import load
 from tests.test_dashboards_names import EVERY_RULE, FOLDER
 
-ALERTS = [rule["alert"] for rule in EVERY_RULE if "alert" in rule]
-RUNBOOKS = sorted((FOLDER / "runbooks").glob("*.md"))
-every_runbook = pytest.mark.parametrize("page", RUNBOOKS, ids=[path.stem for path in RUNBOOKS])
-
-# SPEC 10 and 11: what the admin port answers to, and the words of the command line.
-PATHS = re.compile(
-    r"/(livez|readyz|metrics|config|reload|policies(/\w+)?|upstreams|breakers(/UPSTREAM/(reset|force-open|force-close))?"
-    r"|sessions(/\w+)?|events|retry-metrics|timeseries|errors(/[A-Z_]+)?|dlq(/replay|/replays/ID(/\w+)?|/ID(/replay)?)?"
-    r"|jobs(/JOB_ID(/resolve)?)?|audit|retries/(enable|disable))"
-)
-COMMANDS = {
-    *("run", "env", "check", "schema", "dlq", "jobs", "breakers", "sessions", "explain", "top", "audit", "keys"),
-    *("backup", "restore", "ca", "version"),
-}
-SUBCOMMANDS = {
-    "dlq": {"list", "show", "replay", "annotate", "discard", "export", "import"},
-    "breakers": {"", "reset", "force-open", "force-close"},
-}
-
 
 def read(name: str) -> Any:
     return yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
-
-
-# ---- runbooks ----------------------------------------------------------------------------------------------------
-
-
-def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
-    assert sorted(ALERTS) == [path.stem for path in RUNBOOKS]
-
-
-@every_runbook
-def test_a_runbook_has_symptom_meaning_first_command_and_verification(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert f"# {page.stem}" == text.splitlines()[0]
-    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    assert ["Symptom", "Meaning", "First command", "Verification"] == headings
-    for section in re.split(r"^## .+$", text, flags=re.MULTILINE)[1:]:
-        assert len(section.strip()) > 40
-    first, verification = text.split("## First command")[1].split("## Verification")
-    assert "```console\n$ " in first
-    assert "```console\n$ " in verification
-
-
-@every_runbook
-def test_a_runbook_can_be_served_as_a_template_of_prometheus(page: Path) -> None:
-    assert "{{" not in page.read_text(encoding="utf-8")
-
-
-@every_runbook
-def test_a_runbook_asks_only_what_the_admin_port_answers(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    urls = re.findall(r"http://127\.0\.0\.1:4141[^\s\"'`]*", text)
-    assert urls or "sidecar " in text
-    for url in urls:
-        assert PATHS.fullmatch(urlsplit(url).path), url
-
-
-@every_runbook
-def test_a_runbook_uses_only_commands_that_there_are(page: Path) -> None:
-    for command, rest in re.findall(
-        r"(?:^\$ |`)sidecar ([a-z]+)(?: ([a-z-]+))?", page.read_text("utf-8"), re.MULTILINE
-    ):
-        assert command in COMMANDS
-        if command in SUBCOMMANDS:
-            assert rest in SUBCOMMANDS[command], f"sidecar {command} {rest}"
-
-
-@every_runbook
-def test_a_panel_that_a_runbook_names_exists(page: Path) -> None:
-    boards = " ".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("sidecar-*.json"))
-    titles = set(re.findall(r'"title": "([^"]+)"', boards))
-    for named in re.findall(r"«([^»]+)»", " ".join(page.read_text(encoding="utf-8").split())):
-        assert any(named in title for title in titles), named
 
 
 # ---- files for Prometheus, Grafana, the collector and compose ------------------------------------------------------

@@ -53,6 +53,12 @@ def test_the_rules_are_in_order() -> None:
     assert f"{len(EVERY_RULE)} rules found" in done.stdout
 
 
+def test_prometheus_takes_its_configuration() -> None:
+    done = promtool("check", "config", FOLDER / "prometheus.yml")
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert "1 rule files found" in done.stdout
+
+
 def test_every_expression_of_a_panel_parses(tmp_path: Path) -> None:
     found = panel_expressions()
     rules = [

@@ -19,7 +19,7 @@ from telemetry import names
 from telemetry.live import LiveBreaker, LiveDeadLetters, LiveUpstream, families
 from telemetry.metrics import Metrics
 from telemetry.record import SENT, Attempt, Session
-from tests.doubles.prometheus import Prometheus, Series, promtool
+from tests.doubles.prometheus import Prometheus, Series, named, promtool
 from tests.test_dashboards_names import FOLDER, panel_expressions
 
 STEP = 15.0
@@ -239,10 +239,6 @@ def test_without_its_guard_a_panel_would_show_nan(history: History, title: str, 
 def test_every_panel_has_data_where_there_is_traffic(history: History, state: State) -> None:
     empty = [where for where, expr in ASKED.items() if not history.over(state, expr)]
     assert [] == empty
-
-
-def named(legend: str, series: Series) -> str:
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: series.labels.get(found[1], ""), legend)
 
 
 @every_busy_state

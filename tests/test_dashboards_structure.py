@@ -203,9 +203,13 @@ def test_exemplars_are_shown_on_the_latency_of_requests_and_attempts() -> None:
     } == with_exemplars
 
 
-def links(panel: dict[str, Any]) -> list[str]:
+def links(panel: dict[str, Any], series: str | None = None) -> list[str]:
+    """Every link of a panel, or those of one of its series."""
     found = [link["url"] for link in panel["fieldConfig"]["defaults"]["links"]]
     for override in panel["fieldConfig"]["overrides"]:
+        matcher = override["matcher"]
+        if series is not None and matcher["id"] == "byRegexp" and not re.search(matcher["options"][1:-1], series):
+            continue
         for each in override["properties"]:
             if each["id"] == "links":
                 found += [link["url"] for link in each["value"]]

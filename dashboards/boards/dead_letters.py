@@ -16,6 +16,7 @@ from dashboards.panel import (
     Query,
     bar_gauge,
     gauge,
+    links_on,
     series,
     stat,
     table,
@@ -73,7 +74,8 @@ def _now() -> Line:
             gauge(
                 "Disk used of limit",
                 "Bytes of dead letters against dead_letter.max_bytes. At 100 % new ones are refused, which is loss: "
-                "replay or discard, or raise the limit.",
+                "raise the limit, or replay, and shorten dead_letter.keep_completed, for which replayed ones keep "
+                "their room.",
                 "percentunit",
                 Query("max(" + ratio("sidecar_dlq_size_bytes{$I}", "sidecar_dlq_capacity_bytes{$I}") + ")", "used"),
                 steps=thresholds(GREEN, (0.6, YELLOW), (0.8, RED)),
@@ -92,7 +94,7 @@ def _now() -> Line:
             stat(
                 "Replay success rate",
                 "Share of replays that ended as completed. Low: the cause is not fixed yet; stop the replay "
-                "(`POST /dlq/replays/ID/pause`) and look at one entry's history.",
+                "(`POST /dlq/replays/REPLAY_ID/pause`) and look at one entry's history.",
                 "percentunit",
                 Query(
                     ratio(
@@ -150,7 +152,7 @@ def _replays() -> Line:
                 Query("sum by (reason) (rate(sidecar_dlq_enqueued_total{$S}[$W]))", "{{reason}}"),
                 Query('sum(rate(sidecar_dlq_replayed_total{$S,outcome="completed"}[$W]))', "out"),
                 colors={"out": GREEN},
-                links=[dead_letters_link(error_class="${__field.labels.reason}")],
+                overrides=[links_on("/^(?!out$)/", dead_letters_link(error_class="${__field.labels.reason}"))],
             ),
             series(
                 "Replays by outcome",
@@ -223,8 +225,8 @@ def _outbox() -> Line:
             ),
             bar_gauge(
                 "Outbox jobs by state",
-                "unknown needs a decision: `sidecar jobs` lists them, `POST /jobs/ID/resolve` settles one. "
-                "retryable_failed goes on by itself.",
+                "unknown needs a decision: `sidecar jobs` lists them, the runbook of SidecarOutboxOrderViolated tells "
+                "how to settle one. retryable_failed goes on by itself.",
                 "short",
                 Query("sum by (state) (sidecar_outbox_jobs{$I})", "{{state}}"),
                 steps=thresholds("blue"),

@@ -37,7 +37,10 @@ def _now() -> Line:
                 "Version",
                 "What is running, on how many sidecars. Several versions at once is a rollout that has not finished.",
                 "none",
-                Query("count by (version, revision, python_version) (sidecar_build_info{$I})", "{{version}}"),
+                Query(
+                    "count by (version, revision, python_version) (sidecar_build_info{$I})",
+                    "{{version}} {{revision}} on Python {{python_version}}",
+                ),
                 text="value_and_name",
                 nothing="no sidecar",
             ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -76,6 +77,11 @@ class Series:
     def artefacts(self) -> list[float]:
         """What a panel would show as NaN or ∞."""
         return [value for value in self.values if not math.isfinite(value)]
+
+
+def named(legend: str, series: Series) -> str:
+    """A series as Grafana calls it."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: series.labels.get(found[1], ""), legend)
 
 
 class Prometheus:
