@@ -115,12 +115,9 @@ class ResponseFields:
         self.dated = False
 
     def special(self, kind: int, value: bytes) -> None:
-        """A field that is not passed on."""
-        if kind == CONTENT_LENGTH:
-            self.content_length = int(value)  # digits only: llhttp has checked
-        elif kind == CONNECTION:
-            if value not in PLAIN_CONNECTION:
-                self.connection = joined(self.connection, value)
+        """A field that is not passed on and says something unusual."""
+        if kind == CONNECTION:
+            self.connection = joined(self.connection, value)
         elif kind == TRANSFER_ENCODING:
             self.transfer_encoding = joined(self.transfer_encoding, value)
         elif kind == UPGRADE:

@@ -51,34 +51,38 @@ class Turn:
 class Gathering(asyncio.Transport):
     """A transport that sends small pieces at the end of the turn. All else goes through it unchanged."""
 
-    __slots__ = ("_pending", "_transport", "_turn", "_writers")
+    __slots__ = ("_transport", "_turn", "_writers", "pending")
 
     def __init__(self, transport: asyncio.Transport, turn: Turn, writers: list[Gathering]) -> None:
         """`writers` is `turn.requests` or `turn.answers`."""
         self._transport = transport
         self._turn = turn
         self._writers = writers
-        self._pending = b""
+        self.pending = b""
 
     def write(self, data: Any) -> None:
-        if self._pending:
-            if len(self._pending) + len(data) <= _SMALL:
-                self._pending += data
+        if self.pending:
+            if len(self.pending) + len(data) <= _SMALL:
+                self.pending += data
                 return
             self.flush()
             self._transport.write(data)
         elif len(data) > _SMALL:
             self._transport.write(data)
         else:
-            self._pending = data
+            self.pending = data
             self._writers.append(self)
             if not self._turn.under_way:
                 self._turn.begin()
 
     def flush(self) -> None:
-        pending, self._pending = self._pending, b""
+        pending, self.pending = self.pending, b""
         if pending and not self._transport.is_closing():
             self._transport.write(pending)
+
+    def forget(self) -> None:
+        """What waits for the end of the turn is not sent any more."""
+        self.pending = b""
 
     def release(self) -> asyncio.Transport:
         """The transport itself, with nothing left to send."""
@@ -86,7 +90,7 @@ class Gathering(asyncio.Transport):
         return self._transport
 
     def get_write_buffer_size(self) -> int:
-        return len(self._pending) + self._transport.get_write_buffer_size()
+        return len(self.pending) + self._transport.get_write_buffer_size()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._transport.set_write_buffer_limits(high, low)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sidecar.turn import Gathering, Turn, released
+from sidecar.upstream.connection import UpstreamConnection
+from telemetry.record import CONNECTED, PARTLY_SENT, SENT
 from tests.conftest import Starter, UpstreamStarter
 from tests.doubles.upstream import Talk, always, answer
 
@@ -15,9 +18,10 @@ from tests.doubles.upstream import Talk, always, answer
 class Recorder(asyncio.Transport):
     """Notes what it is told, in a list that several may share."""
 
-    def __init__(self, told: list[Any]) -> None:
+    def __init__(self, told: list[Any], unsent: int = 1000) -> None:
         super().__init__({"peername": ("127.0.0.1", 1)})
         self.told = told
+        self.unsent = unsent
         self.closing = False
         self.broken = False
 
@@ -30,7 +34,7 @@ class Recorder(asyncio.Transport):
         return self.closing
 
     def get_write_buffer_size(self) -> int:
-        return 1000
+        return self.unsent
 
     def can_write_eof(self) -> bool:
         return True
@@ -40,9 +44,11 @@ class Recorder(asyncio.Transport):
 
     def close(self) -> None:
         self.told.append("close")
+        self.closing = True
 
     def abort(self) -> None:
         self.told.append("abort")
+        self.closing = True
 
     def pause_reading(self) -> None:
         self.told.append("pause_reading")
@@ -158,6 +164,84 @@ async def test_a_turn_that_ended_leaves_nothing_behind(turn: Turn) -> None:
         assert ([], []) == (turn.requests, turn.answers)
     await asyncio.sleep(0)
     assert [b"0", b"1", b"2"] == told
+
+
+# ---- a request that has not left yet -----------------------------------------------------------------------------
+
+
+def asked(turn: Turn, transport: Recorder, *, reused: bool = False) -> tuple[UpstreamConnection, list[Any]]:
+    """A connection whose request was written in this turn, and what its exchange was woken with."""
+    ticker: Any = SimpleNamespace(watched=set())
+    connection = UpstreamConnection(asyncio.get_running_loop(), ticker, turn, 65_536, 65_536, 60)
+    connection.connection_made(transport)
+    transport.told.clear()
+    woken: list[Any] = []
+    owner: Any = SimpleNamespace(wake=lambda: woken.append(connection.failure))
+    connection.reused = reused
+    connection.begin(owner, bodyless=False, deadline=1e9)
+    connection.write_all(b"request")
+    return connection, woken
+
+
+async def test_a_request_counts_as_sent_from_the_end_of_its_turn_on(turn: Turn) -> None:
+    told: list[Any] = []
+    connection, _ = asked(turn, Recorder(told, unsent=0))
+    assert (CONNECTED, []) == (connection.phase, told)
+    await asyncio.sleep(0)
+    assert (SENT, [b"request"]) == (connection.phase, told)
+
+
+async def test_pieces_of_a_request_count_as_partly_sent_while_some_of_them_wait(turn: Turn) -> None:
+    told: list[Any] = []
+    connection, _ = asked(turn, Recorder(told, unsent=0))
+    await asyncio.sleep(0)
+    connection.write(b"more", last=False)
+    assert PARTLY_SENT == connection.phase
+    connection.write(b"the end", last=True)
+    assert PARTLY_SENT == connection.phase
+    await asyncio.sleep(0)
+    assert (SENT, [b"request", b"morethe end"]) == (connection.phase, told)
+
+
+async def test_a_connection_that_ends_before_its_request_left_has_sent_nothing(turn: Turn) -> None:
+    """So that every method may be sent again, on another connection."""
+    told: list[Any] = []
+    transport = Recorder(told, unsent=0)
+    connection, woken = asked(turn, transport, reused=True)
+    transport.close()
+    connection.connection_lost(None)
+    await asyncio.sleep(0)
+    assert ["close"] == told
+    (failed,) = woken
+    assert (True, CONNECTED) == (failed.stale, failed.phase)
+
+
+async def test_a_request_given_up_before_it_left_never_leaves(turn: Turn) -> None:
+    told: list[Any] = []
+    connection, woken = asked(turn, Recorder(told, unsent=0))
+    connection.check(2e9)
+    await asyncio.sleep(0)
+    assert ["abort"] == told
+    assert [("NETWORK_TIMEOUT", CONNECTED)] == [(failed.code, failed.phase) for failed in woken]
+
+
+async def test_what_an_upstream_says_before_it_was_asked_is_no_answer(turn: Turn) -> None:
+    told: list[Any] = []
+    connection, woken = asked(turn, Recorder(told, unsent=0), reused=True)
+    connection.data_received(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    await asyncio.sleep(0)
+    assert (["abort"], None) == (told, connection.head)
+    (failed,) = woken
+    assert ("CONNECTION_RESET", True, CONNECTED) == (failed.code, failed.stale, failed.phase)
+
+
+async def test_an_answer_to_a_request_that_is_still_being_sent_is_an_answer(turn: Turn) -> None:
+    told: list[Any] = []
+    connection, woken = asked(turn, Recorder(told, unsent=0), reused=True)
+    await asyncio.sleep(0)
+    connection.write(b"a piece of the body", last=False)
+    connection.data_received(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")
+    assert ([None], 413, True) == (woken, connection.status, connection.complete)
 
 
 async def test_pipelined_answers_of_every_sort_keep_their_order(

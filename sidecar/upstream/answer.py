@@ -9,12 +9,20 @@ what came behind the answer is known.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Protocol
 
 import httptools
 
-from sidecar.headers import CONTENT_TYPE, DATE, RESPONSE_KINDS, ResponseFields
+from sidecar.headers import (
+    CONNECTION,
+    CONTENT_LENGTH,
+    CONTENT_TYPE,
+    DATE,
+    PLAIN_CONNECTION,
+    RESPONSE_KINDS,
+    ResponseFields,
+)
+from sidecar.turn import Gathering
 
 # Body bytes that may wait here between the head and the moment the exchange takes over.
 WAITING_BODY = 262_144
@@ -101,7 +109,7 @@ class AnswerReader:
     status: int
     switched: bool
     trailers: list[tuple[bytes, bytes]]
-    transport: asyncio.Transport | None
+    transport: Gathering | None
     waiting: list[bytes]
 
     def on_message_begin(self) -> None:
@@ -119,14 +127,16 @@ class AnswerReader:
             return
         fields = self._fields
         kind = RESPONSE_KINDS[name]
-        if kind > CONTENT_TYPE:
+        if kind <= CONTENT_TYPE:
+            fields.lines.append(b"%b: %b" % (name, value))
+            if kind == DATE:
+                fields.dated = True
+            elif kind == CONTENT_TYPE:
+                fields.event_stream = value[:17].lower() == b"text/event-stream"
+        elif kind == CONTENT_LENGTH:
+            fields.content_length = int(value)  # digits only: llhttp has checked
+        elif kind != CONNECTION or value not in PLAIN_CONNECTION:
             fields.special(kind, value)
-            return
-        fields.lines.append(b"%b: %b" % (name, value))
-        if kind == DATE:
-            fields.dated = True
-        elif kind == CONTENT_TYPE:
-            fields.event_stream = value[:17].lower() == b"text/event-stream"
 
     def on_headers_complete(self) -> None:
         if self.complete:

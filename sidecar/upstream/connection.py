@@ -33,6 +33,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         "_drain_waiter",
         "_eof",
         "_idle_limit",
+        "_in_one",
         "_last_pending",
         "_loop",
         "_progress",
@@ -86,6 +87,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         self.failure: BaseException | None = None
         self._until_close = False
         self._eof = False
+        self._in_one = False
         self._fault = None
         self._reset_unusual()
 
@@ -133,7 +135,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
 
     def write_all(self, data: bytes) -> None:
         """The whole request at once."""
-        self._wrote = self._all_given = True
+        self._wrote = self._all_given = self._in_one = True
         if self.transport is not None:
             self.transport.write(data)
 
@@ -141,6 +143,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         """Hand request bytes to the transport; `last` when none follow."""
         self._wrote = True
         self._all_given = last
+        self._in_one = False
         self._progress = True
         if self.transport is not None:
             self.transport.write(data)
@@ -210,6 +213,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         self.owner = None
         self.closed = True
         if self.transport is not None:
+            self.transport.forget()
             self.transport.abort()
 
     def fail(self, failure: BaseException) -> None:
@@ -238,12 +242,16 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
     @property
     def phase(self) -> int:
         """How far the request got, judged as late as possible and in doubt as further."""
-        if not self._wrote:
+        if not self._wrote or self._all_waits():
             return CONNECTED
         transport = self.transport
         if self._all_given and (transport is None or transport.get_write_buffer_size() == 0):
             return SENT
         return PARTLY_SENT
+
+    def _all_waits(self) -> bool:
+        """The request was written in this turn, which has not ended: none of it has left."""
+        return self._in_one and self.transport is not None and bool(self.transport.pending)
 
     def check(self, now: float) -> None:
         """Called on every tick while an attempt is in flight."""
@@ -343,6 +351,11 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
             return
         self._progress = True
         if not self.answering:
+            if self.reused and self._in_one and self.transport is not None and self.transport.pending:
+                # Nothing was asked yet, as above. Most often it says good-bye: a 408, and the end of the connection.
+                told = "the upstream spoke on a kept connection before it was asked"
+                self.fail(AttemptFailed("CONNECTION_RESET", told, CONNECTED, stale=True))
+                return
             self.answering = True
             if not data.startswith(b"HTTP/1."):
                 self._interim_seen = self._unusual = True  # its version is looked at once the head is complete
