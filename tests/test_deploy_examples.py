@@ -15,8 +15,7 @@ import yaml
 
 from config.loader import load
 from config.model import Settings
-from sidecar.__main__ import parser
-from sidecar.cli.parser import COMMANDS
+from sidecar.cli.parser import COMMANDS, parser
 from tests.conftest import Starter
 
 ROOT = Path(__file__).resolve().parent.parent
