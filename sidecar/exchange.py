@@ -277,6 +277,9 @@ class Exchange(Once):
             self.continued = True
         self._client.transport.write(relay.interim(status, reason, fields, self._proxy.via_line))
 
+    def location(self, value: bytes) -> bytes:
+        return self._proxy.directory.location(self._request, self._upstream, value)
+
     # ---- settle ----------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:

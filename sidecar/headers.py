@@ -17,6 +17,7 @@ UPGRADE_LINES = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
     PASS,
     DATE,
     CONTENT_TYPE,
+    LOCATION,
     CONTENT_LENGTH,
     CONNECTION,
     DROP,
@@ -32,7 +33,7 @@ UPGRADE_LINES = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
     OVERRIDE,
     CALLER,
     PREFER,
-) = range(18)
+) = range(19)
 
 _REMEMBERED_NAMES = 2048
 PLAIN_CONNECTION = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
@@ -95,6 +96,7 @@ RESPONSE_KINDS = FieldKinds(
         b"upgrade": UPGRADE,
         b"date": DATE,
         b"content-type": CONTENT_TYPE,
+        b"location": LOCATION,
     },
     ours=DROP,
 )

@@ -18,6 +18,7 @@ from sidecar.headers import (
     CONTENT_LENGTH,
     CONTENT_TYPE,
     DATE,
+    LOCATION,
     PLAIN_CONNECTION,
     RESPONSE_KINDS,
     ResponseFields,
@@ -47,6 +48,9 @@ class Owner(Protocol):
 
     def interim(self, status: int, reason: bytes, fields: ResponseFields) -> None:
         """A 1xx answer has arrived."""
+
+    def location(self, value: bytes) -> bytes:
+        """How a `Location` is written for whoever asked."""
 
 
 class AnswerReader:
@@ -127,12 +131,16 @@ class AnswerReader:
             return
         fields = self._fields
         kind = RESPONSE_KINDS[name]
-        if kind <= CONTENT_TYPE:
+        if kind <= LOCATION:
             fields.lines.append(b"%b: %b" % (name, value))
+            if not kind:  # PASS
+                return
             if kind == DATE:
                 fields.dated = True
             elif kind == CONTENT_TYPE:
                 fields.event_stream = value[:17].lower() == b"text/event-stream"
+            elif self.owner is not None:
+                fields.lines[-1] = b"%b: %b" % (name, self.owner.location(value))
         elif kind == CONTENT_LENGTH:
             fields.content_length = int(value)  # digits only: llhttp has checked
         elif kind != CONNECTION or value not in PLAIN_CONNECTION:

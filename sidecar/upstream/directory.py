@@ -9,17 +9,22 @@ refers back to the one before but the requests that are under way in it, so that
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from config.model import Upstream
 from sidecar import clock
 from sidecar.egress import Egress
 from sidecar.failures import Refused
+from sidecar.location import led_back
 from sidecar.routing import DEFAULT_PORTS, Origin, Router, Routes, bracketed, parse_authority
 from sidecar.upstream.destination import Destination
 from sidecar.upstream.endpoints import AUTOMATIC, UpstreamState
 from sidecar.upstream.pool import Wiring
 from sidecar.upstream.rules import Rules
 from sidecar.upstream.tls import TlsContexts
+
+if TYPE_CHECKING:
+    from sidecar.request import Request
 
 _REMEMBERED_AUTHORITIES = 4096
 _AUTOMATIC_UPSTREAMS = 1024
@@ -100,6 +105,24 @@ class Directory:
             return None
         destination, strip_prefix = found[0]
         return destination, found[1] if strip_prefix else path
+
+    def location(self, request: Request, upstream: UpstreamState | None, value: bytes) -> bytes:
+        """A `Location` of this upstream, as an app needs it that may have come by a route."""
+        path = request.target
+        if not path.startswith(b"/") or self.hosts.get(request.host) is not None or upstream is None:
+            return value  # it named the host itself
+        found = self.routes.find(path)
+        if found is None:
+            return value
+        (_, stripped), rest = found
+
+        def same_upstream(host: str, port: int) -> bool:
+            # http for https counts as well: by the route it goes where the route says.
+            ports = ((origin.host, origin.port) for origin in upstream.origins)
+            named = any(host == name and (port == known or (port, known) == (80, 443)) for name, known in ports)
+            return named or self.router.by_host(host, port) == upstream.name
+
+        return led_back(value, path[: len(path) - len(rest)], stripped=stripped, same_upstream=same_upstream)
 
     def tunnel(self, origin: Origin) -> Destination:
         """For a CONNECT: the upstream it is counted under, and a breaker of its own for that host and port."""
