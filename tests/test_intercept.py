@@ -73,7 +73,8 @@ class Opened:
 @pytest.fixture
 def opened(start_sidecar: Starter, start_upstream: UpstreamStarter, authority: Authority) -> Any:
     async def start(script: Any, host: str = "api.test", **keys: Any) -> Opened:
-        upstream = await start_upstream(script, tls=server_side(authority.issue("api.test", host)))
+        certificate = keys.pop("certificate", None) or authority.issue("api.test", host)
+        upstream = await start_upstream(script, tls=server_side(certificate))
         settings = {
             "hosts": [host],
             "intercept": True,
@@ -207,6 +208,44 @@ async def test_an_error_of_the_sidecar_is_told_inside(opened: Any) -> None:
     await its.upstream.stop()
     reply = await its.ask(its.get())
     assert (502, "CONNECTION_REFUSED") == (reply.status, reply.json["error_code"])
+
+
+def wrong_certificates(authority: Authority, folder: Path) -> dict[str, tuple[Path, str]]:
+    other = Authority(folder, "somebody")
+    return {
+        "expired": (authority.issue("api.test", days=-1), "renewed"),
+        "wrong host": (authority.issue("other.test"), "another host"),
+        "self-signed": (other.itself(), "ca_bundle"),
+        "unknown authority": (other.issue("api.test"), "ca_bundle"),
+        "weak": (authority.issue("api.test", weak=True), "stronger"),
+    }
+
+
+@pytest.mark.parametrize("fault", ["expired", "wrong host", "self-signed", "unknown authority", "weak"])
+async def test_a_wrong_certificate_of_the_upstream_is_a_tls_failure_with_a_sentence(
+    opened: Any, authority: Authority, tmp_path: Path, fault: str
+) -> None:
+    certificate, todo = wrong_certificates(authority, tmp_path)[fault]
+    its = await opened(always(OK), certificate=certificate)
+    for method in ("GET", "POST"):
+        reply = await its.ask(f"{method} /x HTTP/1.1\r\nHost: api.test\r\n\r\n")
+        assert (502, "TLS_FAILURE", "1") == (reply.status, reply.json["error_code"], reply.get("x-sidecar-attempts"))
+        assert "was not accepted" in reply.json["message"]
+        assert todo in reply.json["message"]
+    assert [] == its.upstream.requests
+
+
+async def test_the_upstream_may_ask_for_a_client_certificate(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, authority: Authority
+) -> None:
+    context = server_side(authority.issue("api.test"))
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(authority.bundle)
+    upstream = await start_upstream(always(OK), tls=context)
+    settings = {"hosts": ["api.test"], "intercept": True, "endpoints": [f"https://127.0.0.1:{upstream.port}"]}
+    settings |= {"ca_bundle": str(authority.bundle), "client_cert": str(authority.issue("client"))}
+    its = Opened(await start_sidecar(upstreams={"api": settings}), upstream, "api.test")
+    assert 200 == (await its.ask(its.get())).status
 
 
 async def test_a_malformed_request_inside_is_answered_and_ends_the_connection(opened: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from sidecar.turn import Turn
 from sidecar.upstream.connection import UpstreamConnection
 from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App, Reply
+from tests.doubles.faults import QUICK_POLICIES, refusing_port, unanswering_port
 from tests.doubles.upstream import Talk, Upstream
 
 HANDSHAKE = (
@@ -430,3 +432,66 @@ async def test_an_app_that_leaves_while_the_upstream_is_dialled_is_cancelled(
     await wait_until(lambda: bool(sidecar.outcomes))
     assert {"cancelled": 1} == sidecar.outcomes
     assert 0 == _in_flight(sidecar)
+
+
+# ---- what a tunnel is spared, and how it says no -----------------------------------------------------------------
+
+
+async def test_a_tunnel_ends_after_its_total_time_however_much_is_said_in_it(tunnelling: Any) -> None:
+    sidecar, upstream = await tunnelling(mirror, limits={"tunnel_total_timeout": 0.5})
+    app, _ = await connect(sidecar, upstream)
+
+    async def chat() -> None:
+        while True:
+            await app.send(b".")
+            await app.reader.readexactly(1)
+            await asyncio.sleep(0.02)
+
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await asyncio.wait_for(chat(), 10)
+    await wait_until(lambda: not sidecar.proxy.tunnels)
+    assert {"tunnelled": 1} == sidecar.outcomes
+
+
+async def test_a_tunnel_is_opened_to_the_first_address_that_answers(
+    start_sidecar: Starter, start_upstream: UpstreamStarter
+) -> None:
+    upstream = await start_upstream(mirror)
+
+    async def lookup(host: str, port: int) -> list[Any]:
+        kind = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+        return [(*kind, (address, port)) for address in ("127.0.0.77", "127.0.0.78", "127.0.0.1")]
+
+    sidecar = await start_sidecar(lookup=lookup, egress={"connect_ports": [upstream.port]})
+    app = await sidecar.app()
+    reply = await app.ask(f"CONNECT many.test:{upstream.port} HTTP/1.1\r\nHost: x\r\n\r\n", to_head=True)
+    assert (200, "1") == (reply.status, reply.get("x-sidecar-attempts"))
+    await app.send(b"hello")
+    assert b"hello" == await exactly(app, 5)
+
+
+async def test_a_connect_that_nobody_answers_gets_a_504_in_the_error_shape(start_sidecar: Starter) -> None:
+    with unanswering_port() as port:
+        sidecar = await start_sidecar(
+            upstreams={"slow": {"hosts": [f"127.0.0.1:{port}"], "timeouts": {"connect": 0.2}, "policy": "once"}}
+        )
+        app = await sidecar.app()
+        reply = await app.ask(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (504, "CONNECT_TIMEOUT") == (reply.status, reply.json["error_code"])
+    assert {"error_code", "message", "details", "request_id", "documentation_url"} <= set(reply.json)
+    assert await app.closed()
+
+
+async def test_connecting_is_retried_and_a_breaker_per_host_refuses_what_is_down(start_sidecar: Starter) -> None:
+    with refusing_port() as port, refusing_port() as other:
+        sidecar = await start_sidecar(egress={"connect_ports": [port, other]}, policies=QUICK_POLICIES)
+        statuses = []
+        for _ in range(3):
+            app = await sidecar.app()
+            reply = await app.ask(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: x\r\n\r\n")
+            statuses.append((reply.status, reply.json["error_code"], reply.json["details"]["attempts"]))
+        assert (502, "CONNECTION_REFUSED", 4) == statuses[0]
+        assert (503, "CIRCUIT_OPEN", 0) == statuses[-1]
+        app = await sidecar.app()
+        reply = await app.ask(f"CONNECT 127.0.0.1:{other} HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert 502 == reply.status, "another host and port has a breaker of its own"

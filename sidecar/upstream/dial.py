@@ -30,6 +30,25 @@ if TYPE_CHECKING:
 # RFC 8305: how long the first address family may take before the other one is tried beside it.
 _HAPPY_EYEBALLS_DELAY = 0.25
 
+_PRIVATE = "for a private authority set `ca_bundle` on the upstream"
+_WEAK = "it can be forged; the upstream needs a stronger one (2048 bits of RSA or P-256, signed with SHA-256)"
+# What to do about a certificate, by OpenSSL's X509_V_ERR numbers.
+_CERTIFICATE_TODO = {
+    2: _PRIVATE,  # issuer not found
+    9: "compare this machine's clock, `date -u`, with the certificate's beginning",
+    10: "it has to be renewed at the upstream; if it has been, compare this machine's clock, `date -u`",
+    18: _PRIVATE,  # self-signed
+    19: _PRIVATE,  # self-signed in the chain
+    20: _PRIVATE,  # issuer not here
+    21: _PRIVATE,  # only the leaf was sent
+    23: "it has been revoked; the upstream needs another",
+    62: "it is for another host: check `hosts` and `endpoints`, or set `rewrite_host`",
+    64: "it is for another address: check `endpoints`, or name the host instead of its address",
+    66: _WEAK,
+    67: _WEAK,
+    68: _WEAK,
+}
+
 P = TypeVar("P", bound=asyncio.Protocol)
 
 
@@ -173,12 +192,9 @@ def _literal(host: str, port: int) -> AddressInfo | None:
 def _translated(error: BaseException, stage: str, origin: Origin, timeout: float) -> AttemptFailed:
     label = origin.label
     if isinstance(error, ssl.SSLCertVerificationError):
-        return AttemptFailed(
-            "TLS_FAILURE",
-            f"the certificate of {label} was not accepted: {error.verify_message}; "
-            "for a private authority set `ca_bundle` on the upstream",
-            NOT_CONNECTED,
-        )
+        todo = _CERTIFICATE_TODO.get(error.verify_code, "look at it with `openssl s_client`")
+        told = f"the certificate of {label} was not accepted: {error.verify_message}; {todo}"
+        return AttemptFailed("TLS_FAILURE", told, NOT_CONNECTED)
     if isinstance(error, TimeoutError):
         what = "TLS with" if stage == "tls" else "connecting to"
         return AttemptFailed("CONNECT_TIMEOUT", f"{what} {label} took longer than {timeout:g} s", NOT_CONNECTED)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
+
+Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 
 class Authority:
@@ -25,9 +27,9 @@ class Authority:
         self.bundle = folder / f"{name}.pem"
         self.bundle.write_bytes(certificate.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, *names: str, days: int = 1) -> Path:
+    def issue(self, *names: str, days: int = 1, weak: bool = False) -> Path:
         """A PEM file with a certificate for these names or addresses, and its key."""
-        key = ec.generate_private_key(ec.SECP256R1())
+        key: Key = ec.generate_private_key(ec.SECP256R1()) if not weak else rsa.generate_private_key(65537, 1024)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
         alternatives = x509.SubjectAlternativeName([_general_name(name) for name in names])
         certificate = (
@@ -45,7 +47,18 @@ class Authority:
         )
         return file
 
-    def _unsigned(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: int = 1) -> x509.CertificateBuilder:
+    def itself(self) -> Path:
+        """Its own certificate as a server's: signed by itself, and nobody else knows it."""
+        file = self._folder / "itself.pem"
+        file.write_bytes(
+            self.bundle.read_bytes()
+            + self._key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        return file
+
+    def _unsigned(self, subject: x509.Name, key: Key, days: int = 1) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
             x509.CertificateBuilder()
@@ -67,6 +80,7 @@ def _general_name(name: str) -> x509.GeneralName:
 
 def server_side(certificate: Path, *, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_ciphers("DEFAULT@SECLEVEL=0")  # whatever it is given: refusing is the other side's business
     context.load_cert_chain(certificate)
     context.maximum_version = newest
     return context
