@@ -134,6 +134,9 @@ class Sidecar:
             done = await self.reloading.reload(why)
         except NotApplied:
             return  # told, and remembered for /readyz
+        except Exception as error:
+            self.proxy.signals.internal_error("reload", "a reload failed inside the sidecar", error)
+            return
         if done.changed:
             await self.api.changes.note_own("signal" if why == "SIGHUP" else "file", done)
 

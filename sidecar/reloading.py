@@ -27,6 +27,7 @@ from sidecar.watching import content
 from telemetry.logs import Log
 
 _TOLD = 8
+_AT_RUN_TIME = " (set at run time, over the file; `sidecar policies remove NAME` takes such a policy away)"
 
 
 class NotApplied(Exception):
@@ -176,10 +177,14 @@ class Reloading:
             runtime = change(before)
             try:
                 alone = loaded = await loop.run_in_executor(None, load, path, environ, NOTHING_SET, text)
+            except ConfigError as wrong:
+                raise NotApplied(wrong.problems) from None
+            try:
                 if runtime:
                     loaded = await loop.run_in_executor(None, load, path, environ, runtime, alone.text)
             except ConfigError as wrong:
-                raise NotApplied(wrong.problems) from None
+                told = (replace(problem, message=f"{problem.message}{_AT_RUN_TIME}") for problem in wrong.problems)
+                raise NotApplied(tuple(told)) from None
             if self.runtime is before:
                 self.configured_retries = alone.settings.retries_enabled
                 self._configured_origin = alone.origins["retries_enabled"]

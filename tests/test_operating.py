@@ -268,3 +268,23 @@ async def test_who_looks_at_sessions_is_in_the_audit_when_that_is_wanted(start_s
     assert [] == await audit(quiet)
     looked = [(one["what"], one["about"]) for one in await audit(noting)]
     assert [("looked at", "session nothing"), ("looked at", "retry metrics"), ("looked at", "sessions")] == looked
+
+
+async def test_a_file_that_what_was_set_at_run_time_does_not_go_with_is_refused_and_after_a_start_told(
+    start_sidecar: Starter, file: Path, tmp_path: Path
+) -> None:
+    keys = {"state_dir": str(tmp_path / "state")}
+    sidecar = await start_sidecar(file=file, **keys)
+    assert 200 == (await put(sidecar, "/policies/brave", {"base_delay": 5})).status
+    rewrite(file, global_defaults={"max_delay": 2, "base_delay": 0.1})
+    reply = await order(sidecar, "/reload")
+    assert 409 == reply.status and "sidecar policies remove" in reply.json["message"]
+    assert "brave" in reply.json["message"]
+    await sidecar.stop(grace=0.1)
+    again = await start_sidecar(file=file, **keys, global_defaults={"max_delay": 2, "base_delay": 0.1})
+    assert 2 == again.proxy.settings.global_defaults.max_delay
+    assert "brave" not in again.proxy.settings.policies
+    assert "brave" in (await admin(again, "/readyz")).json["configuration"]["refused"]
+    assert 200 == (await delete(again, "/policies/brave")).status
+    assert 200 == (await order(again, "/reload")).status
+    assert {"status": "ready"} == (await admin(again, "/readyz")).json

@@ -143,7 +143,7 @@ class RetryPolicies:
 
     async def delete(self, call: Call[ReasonQuery, NoBody]) -> Told:
         name, known = call.named("id"), self._proxy.settings.policies
-        if name not in known:
+        if name not in known and name not in self._reloading.runtime.policies:
             raise unknown("id", name, known, f"no policy is called {name[:60]!r}", "GET /policies")
         if name not in self._reloading.runtime.policies:
             raise Problem(

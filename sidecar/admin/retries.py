@@ -41,6 +41,7 @@ class Retries:
     def __init__(self, proxy: Proxy, reloading: Reloading, changes: Changes) -> None:
         self._proxy = proxy
         self._reloading = reloading
+        self._lasting = True
         self._changes = changes
 
     def routes(self) -> Iterator[Route]:
@@ -58,7 +59,7 @@ class Retries:
         )
 
     async def shown(self, call: Call[NoQuery, NoBody]) -> Told:
-        return self._shown(lasting=True)
+        return self._shown()
 
     async def switch(self, call: Call[NoQuery, SwitchOrder]) -> Told:
         action = call.named("action")
@@ -66,16 +67,17 @@ class Retries:
             raise unknown("action", action, _ACTIONS, f"retries do not obey {action[:60]!r}", ", ".join(_ACTIONS))
         before, after = self._proxy.retries_enabled, _ACTIONS[action]
         trouble = await self._reloading.switch_retries(after)
+        self._lasting = trouble is None
         if trouble is not None:
             self._proxy.log.error("sidecar.retries.not_kept", f"retries are {action}d until a restart: {trouble}")
         await self._changes.note(
             call.request, f"{action}d", about="retries", before=before, after=after, reason=call.body.reason
         )
-        return self._shown(lasting=trouble is None)
+        return self._shown()
 
-    def _shown(self, *, lasting: bool) -> Switch:
+    def _shown(self) -> Switch:
         return Switch(
             retries_enabled=self._proxy.retries_enabled,
             configured=self._reloading.configured_retries,
-            lasting=lasting,
+            lasting=self._lasting,
         )

@@ -46,21 +46,28 @@ class UnusableCertificates(Exception):
     """Which, and why."""
 
 
+_Made = dict[tuple[object, ...], tuple[tuple[object, ...], ResumingContext]]
+"""By the files and how they are used: what the files were then, and the context."""
+
+
 class TlsContexts:
     """One context per distinct combination of settings, made when first needed."""
 
     def __init__(self, before: TlsContexts | None = None) -> None:
         """`before`: those of the settings that were replaced. What is still right among them is used on."""
-        self._made: dict[tuple[object, ...], ResumingContext] = {}
-        self._before: dict[tuple[object, ...], ResumingContext] = {} if before is None else before._made
+        self._made: _Made = {}
+        self._before: _Made = {} if before is None else before._made
 
     def for_upstream(self, upstream: Upstream) -> ResumingContext:
         certificate = upstream.client_cert
         files = (upstream.ca_bundle, *((certificate.cert, certificate.key) if certificate is not None else ()))
-        key = (files, upstream.insecure_skip_verify, *map(_version, files))
-        context = self._made.get(key)
-        if context is None:
-            context = self._made[key] = self._before.get(key) or _make(upstream)
+        key, version = (files, upstream.insecure_skip_verify), tuple(map(_version, files))
+        for known in (self._made.get(key), self._before.get(key)):
+            if known is not None and known[0] == version:
+                self._made[key] = known
+                return known[1]
+        context = _make(upstream)
+        self._made[key] = (version, context)
         return context
 
     def prepare(self, name: str, upstream: Upstream) -> None:
