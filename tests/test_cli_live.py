@@ -64,7 +64,18 @@ async def test_the_kill_switch_is_shown_and_turned(sidecar: Running) -> None:
     assert json.loads(on.out)["retries_enabled"]
 
 
-async def test_a_reload_tells_what_changed(sidecar: Running, tmp_path: Path) -> None:
-    ended = await ask(sidecar, "reload")
-    assert 0 == ended.code, ended
-    assert json.loads((await ask(sidecar, "reload", "--json")).out)["needs_restart"] is not None
+async def test_a_reload_tells_what_changed_and_what_waits_for_a_restart(start_sidecar: Starter, tmp_path: Path) -> None:
+    file = tmp_path / "sidecar.yaml"
+    sidecar = await start_sidecar(file=file, policies={"careful": {"max_attempts": 2}})
+    keys = json.loads(file.read_text())
+    keys["policies"]["careful"]["max_attempts"] = 3
+    file.write_text(json.dumps({**keys, "admin": {"port": 1}}))
+    first = await ask(sidecar, "reload", "--reason", "a test")
+    assert (0, True) == (first.code, "policies.careful.max_attempts: 2 → 3" in first.out), first
+    assert "Needs a restart: admin.port" in first.out
+    assert 3 == sidecar.proxy.settings.policies["careful"].max_attempts
+    second = json.loads((await ask(sidecar, "reload", "--json")).out)
+    assert ([], ["admin.port"]) == (second["changed"], second["needs_restart"])
+    file.write_text("polices: {}\n")
+    wrong = await ask(sidecar, "reload")
+    assert (1, True) == (wrong.code, 'did you mean "policies"?' in wrong.err)

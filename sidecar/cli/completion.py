@@ -102,10 +102,8 @@ def zsh(known: list[Place]) -> str:
     for place in known:
         for option in place.options:
             if option.words is not None:
-                offered = "_files" if option.file else f"compadd -- {' '.join(option.words)}"
-                values.append(
-                    f"    {_cases(place, option)}) {offered if option.words or option.file else ':'}; return ;;"
-                )
+                offered = "_files" if option.file else f"compadd -- {' '.join(option.words)}" if option.words else ":"
+                values.append(f"    {_cases(place, option)}) {offered}; return ;;")
         told = [*place.commands, *((word, "") for word in place.words)]
         told += [(flag, option.help) for option in place.options for flag in option.flags]
         offered = " ".join(_quoted(f"{word}:{text}" if text else word) for word, text in told)
