@@ -239,4 +239,4 @@ class Jobs:
             told = f"upstream {upstream.name} takes no jobs (`outbox.enabled: false`); send the request itself"
             raise wrong(field, request.url, told)
         headers = [(name.encode(), value.encode("latin-1")) for name, value in request.headers.items()]
-        return Wanted(given.recipient, upstream.name, request.method, request.url, headers, request.content)
+        return Wanted(given.recipient, upstream.label, request.method, request.url, headers, request.content)

@@ -161,10 +161,10 @@ class Replays:
         asked = order.wanted.upstream or waiting
         found = {}
         for state in self._proxy.directory.states():
-            if state.name in asked and state.name in waiting:
+            if state.label in asked and state.label in waiting:
                 states = {breaker.state(now) for _, breaker in state.breakers()} - {"closed"}
                 if states:
-                    found[state.name] = "open" if "open" in states else "half_open"
+                    found[state.label] = "open" if "open" in states else "half_open"
         return found
 
     async def page(self, call: Call[ReplaysQuery, NoBody]) -> Told:
