@@ -17,7 +17,7 @@ from config.changes import AT_START, Change, at_start_only, changes, without_res
 from config.loader import ConfigError, Loaded, Origin, load
 from config.model import Settings
 from config.problems import Problem, dotted
-from config.runtime import NOTHING_SET, Runtime
+from config.runtime import NOTHING_SET, RETRIES, Runtime
 from sidecar import clock
 from sidecar.durable.trouble import Trouble
 from sidecar.inbound import Downstream
@@ -64,15 +64,6 @@ class Reloaded:
         return told
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Why the configuration that was read last is not in force."""
-
-    at: float
-    """Wall time."""
-    why: str
-
-
 class Reloading:
     """See the module's law."""
 
@@ -84,7 +75,8 @@ class Reloading:
         """In force."""
         self.runtime = NOTHING_SET
         self.needs_restart: tuple[str, ...] = ()
-        self.refused: Refused | None = None
+        self.refused: str | None = None
+        """Why the configuration that was read last is not in force."""
         self.last_read = loaded.text
         """What the file held when it was last read, valid or not."""
         self.configured_retries = loaded.settings.retries_enabled
@@ -148,7 +140,7 @@ class Reloading:
                 await durable.orders.keep_runtime(self.runtime, clock.wall())
                 raise
             self.runtime = runtime
-            self._tell(done, why)
+            self._tell(done, why, at_run_time=True)
             return done
 
     async def switch_retries(self, enabled: bool) -> Trouble | None:
@@ -160,6 +152,9 @@ class Reloading:
         origins = {**self.loaded.origins, "retries_enabled": origin}
         self.loaded = replace(self.loaded, settings=settings, origins=origins)
         self._proxy.settings = settings
+        if enabled != self._proxy.retries_enabled:
+            told = "retries_enabled changed"
+            self._proxy.signals.config_changed(True, told, at_run_time=True, why="the kill switch", changed=[RETRIES])
         self._proxy.retries_enabled = enabled
         try:
             durable = await self._proxy.kept.open()
@@ -183,7 +178,8 @@ class Reloading:
                 if runtime:
                     loaded = await loop.run_in_executor(None, load, path, environ, runtime, alone.text)
             except ConfigError as wrong:
-                told = (replace(problem, message=f"{problem.message}{_AT_RUN_TIME}") for problem in wrong.problems)
+                hint = _AT_RUN_TIME if runtime is before else ""  # else it is what is being set now
+                told = (replace(problem, message=f"{problem.message}{hint}") for problem in wrong.problems)
                 raise NotApplied(tuple(told)) from None
             if self.runtime is before:
                 self.configured_retries = alone.settings.retries_enabled
@@ -216,13 +212,14 @@ class Reloading:
         return origins | {key: origin for key, origin in self.loaded.origins.items() if key.startswith(stays)}
 
     def _refuse(self, refused: NotApplied, why: str) -> None:
-        self.refused = Refused(clock.wall(), str(refused))
+        self.refused = str(refused)
         self._proxy.signals.config_changed(False, str(refused), why=why)
 
-    def _tell(self, done: Reloaded, why: str) -> None:
+    def _tell(self, done: Reloaded, why: str, *, at_run_time: bool = False) -> None:
         self._proxy.signals.config_changed(
             True,
             done.summary,
+            at_run_time=at_run_time,
             why=why,
             changed=[change.key for change in done.changed],
             needs_restart=list(done.needs_restart),

@@ -223,10 +223,13 @@ class Signals:
         facts = {"upstream": upstream, "endpoint": endpoint, "why": why}
         self._log_facts("warn", Event.BREAKER, body, facts, self._wall_now())
 
-    def config_changed(self, ok: bool, summary: str, **facts: Any) -> None:
-        """A reload came into force, or was refused. `summary` says what changed or what is wrong."""
-        self.metrics.config_reloaded(ok, self._wall_now())
-        level, said = ("info", "configuration reloaded") if ok else ("error", "configuration not changed")
+    def config_changed(self, ok: bool, summary: str, *, at_run_time: bool = False, **facts: Any) -> None:
+        """A reload came into force, or was refused. `summary` says what changed or what is wrong. What was set
+        `at_run_time` is no reload: whether the file that was read last is in use is another question."""
+        if not at_run_time:
+            self.metrics.config_reloaded(ok, self._wall_now())
+        done = "configuration changed" if at_run_time else "configuration reloaded"
+        level, said = ("info", done) if ok else ("error", "configuration not changed")
         self._tell("config_changed", level, Event.CONFIG, f"{said}: {summary}", {"ok": ok, "summary": summary, **facts})
 
     def dead_lettered(self, upstream: str, dlq_id: str, reason: str, session: Session | None = None) -> None:

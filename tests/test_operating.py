@@ -138,6 +138,9 @@ async def test_a_policy_can_be_set_while_the_file_on_disk_is_broken(start_sideca
     settings = sidecar.proxy.settings
     assert (7, 1) == (settings.shutdown_grace, settings.policies["default"].max_attempts)
     assert sidecar.reloading.refused is not None
+    metric = sidecar.proxy.metrics.registry.get_sample_value
+    assert 0.0 == metric("sidecar_config_last_reload_successful")  # the file is as broken as before
+    assert "config_changed" == sidecar.proxy.signals.events.recent()[-1].type
 
 
 # ---- kill switch and breakers ------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ class Probes:
         why = None
         if refused is not None:
             told = "the configuration that was read last is not valid; GET /readyz on the admin port says why"
-            why = told if open_to_all else self._proxy.signals.redactor.text(refused.why)
+            why = told if open_to_all else self._proxy.signals.redactor.text(refused)
         return {"needs_restart": self._reloading.needs_restart, "refused": why}
 
     async def metrics(self, call: Call[NoQuery, NoBody]) -> Told:
