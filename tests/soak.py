@@ -2,11 +2,12 @@
 
 A sidecar as a process of its own, an upstream that fails three times in ten, apps that ask through it as a proxy, go
 away in the middle, open tunnels. First as fast as it goes, until everything that the sidecar remembers is full with its
-shipped limits: sessions, workflows, keys. Then at a steady pace, and from there on memory and open files, read once a
-second, must be flat; when the load ends, its files must be closed.
+shipped limits: sessions, workflows, keys. Then at a steady pace; dead letters are kept for half a minute, so that soon
+as many go as come. From there on memory and open files, read once a second, must be flat; when the load ends, its files
+must be closed.
 
-Flat means the line fitted through all readings, not through their floor: it may rise by 0.2 MiB a minute. A hundredth
-of a request remembered for ever at 400 requests a second, a kilobyte each, would be 0.23. Less than that cannot be told
+Flat means the line fitted through all readings, not through their floor: it may rise by 0.2 MiB a minute. One in a
+hundred requests remembered for ever, at 400 a second and a kilobyte each, would be 0.23. Less than that cannot be told
 from noise in ten minutes: readings scatter by about half a MiB, which alone moves the line by 0.05 either way.
 """
 
@@ -20,11 +21,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import aiohttp
 import uvloop
@@ -33,8 +32,8 @@ from tests.doubles.app import App
 from tests.doubles.otlp import Received, http_collector
 from tests.doubles.upstream import Talk, Upstream, answer
 from tests.e2e.process import Process
+from tests.soak_readings import MIB, SHIPPED, TO_THE_COLLECTOR, Reading, Result, Stores, report
 
-MIB = 1024 * 1024
 _LARGE = b"x" * 300_000
 _FAILURES = {
     "503 Service Unavailable": 12,
@@ -45,71 +44,9 @@ _FAILURES = {
 }
 _FAILING = 0.3
 _LONGEST_FILLING = 900.0  # seconds; a machine that needs more of them has other things to do
-_SETTLING = 2.0  # seconds between the last burst and the first reading that counts
-_TO_THE_COLLECTOR = 2  # kept open by the exporters of spans and logs
+_RETENTION = 30.0
+SETTLING = 3 * _RETENTION  # seconds after the last burst: then as many dead letters go as come
 _chance = random.Random(30)
-
-
-@dataclass
-class Reading:
-    """Of the sidecar's process."""
-
-    at: float
-    resident: int
-    descriptors: int
-
-
-class Stores(NamedTuple):
-    """How much the sidecar remembers when it is full, and then the first make room for the next."""
-
-    sessions: int = 10_000
-    workflows: int = 10_000
-    keys: int = 10_000
-
-
-SHIPPED = Stores()
-
-
-@dataclass
-class Result:
-    """What was read, and how the requests came out. `full_at` is when all stores were, infinite if they never were."""
-
-    stores: Stores
-    full_at: float = float("inf")
-    workflows: int = 0
-    keys: int = 0
-    readings: list[Reading] = field(default_factory=list)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    unexpected: Counter[str] = field(default_factory=Counter)
-    idle_before: int = 0
-    idle_after: int = 0
-
-    @property
-    def kept(self) -> int:
-        """Requests that the sidecar remembers."""
-        return sum(count for outcome, count in self.outcomes.items() if outcome not in ("first_try", "tunnelled"))
-
-    @property
-    def full(self) -> bool:
-        held = Stores(self.kept, self.workflows, self.keys)
-        return all(have >= most for have, most in zip(held, self.stores, strict=True))
-
-    @property
-    def measured(self) -> list[Reading]:
-        return [reading for reading in self.readings if reading.at >= self.full_at]
-
-    def per_minute(self, what: str) -> float:
-        """How fast it grows with everything full: the slope of the line through what was read."""
-        return _slope(self.measured, what) * 60
-
-
-def _slope(readings: list[Reading], what: str) -> float:
-    """Least squares, per second."""
-    times = [reading.at for reading in readings]
-    values = [float(getattr(reading, what)) for reading in readings]
-    middle, mean = sum(times) / len(times), sum(values) / len(values)
-    spread = sum((at - middle) ** 2 for at in times)
-    return sum((at - middle) * (value - mean) for at, value in zip(times, values, strict=True)) / spread
 
 
 # ---- both ends ---------------------------------------------------------------------------------------------------
@@ -211,6 +148,7 @@ def _settings(tunnel_port: int, stores: Stores) -> dict[str, Any]:
         "egress": {"connect_ports": [tunnel_port]},
         "policies": {"default": {"base_delay": 0.005, "max_delay": 0.02}},
         "limits": {"keepalive_timeout": 5, "workflows": stores.workflows},
+        "dead_letter": {"max_bytes": 256 * MIB, "retention": _RETENTION},  # so that they come and go
         "telemetry": {"events": {"file": "events.jsonl", "max_bytes": 4 * MIB}, "sessions": stores.sessions},
     }
 
@@ -244,10 +182,17 @@ def _forget(upstream: Upstream, received: Received, process: Process) -> None:
 
 
 async def soak(
-    seconds: float, rate: float, *, stores: Stores = SHIPPED, workers: int = 8, every: float = 30.0, tell: Any = None
+    seconds: float,
+    rate: float,
+    *,
+    stores: Stores = SHIPPED,
+    settling: float = SETTLING,
+    workers: int = 8,
+    every: float = 30.0,
+    tell: Any = None,
 ) -> Result:
-    """Load as fast as it goes until the stores are full, then `rate` requests a second for so long. `tell` gets a line
-    `every` so many seconds."""
+    """Load as fast as it goes until the stores are full, then `rate` requests a second; `settling` seconds later, for so
+    long. `tell` gets a line `every` so many seconds."""
     result = Result(stores)
     with tempfile.TemporaryDirectory() as folder, http_collector() as (url, received):
         async with _running(Path(folder) / "sidecar", url, stores) as (process, upstream, tunnel_port):
@@ -260,7 +205,7 @@ async def soak(
                     if not process.running:
                         await _tell_of_the_end(process, at)
                     if apps.rate is None and result.full:
-                        apps.rate, result.full_at = rate, at + _SETTLING
+                        apps.rate, result.full_at = rate, at + settling
                     result.readings.append(Reading(at, process.resident(), process.descriptors()))
                     if tell is not None and at - told >= every:
                         tell(_line(result))
@@ -270,6 +215,9 @@ async def soak(
                 apps.stopped = True
                 await asyncio.gather(*tasks)
             result.idle_after = await _settled(process, result.idle_before)
+            seen = await process.metrics()
+            result.dead_letters = round(seen.total("sidecar_dlq_enqueued_total"))
+            result.dropped = round(seen.total("sidecar_dlq_evicted_total"))
     return result
 
 
@@ -288,31 +236,13 @@ def _line(result: Result) -> str:
 async def _settled(process: Process, before: int) -> int:
     """Connections that are left once idle ones have run out of their time, or after all the time that they get."""
     for _ in range(150):
-        if process.sockets() <= before + _TO_THE_COLLECTOR:
+        if process.sockets() <= before + TO_THE_COLLECTOR:
             break
         await asyncio.sleep(0.1)
     return process.sockets()
 
 
 # ---- by hand -----------------------------------------------------------------------------------------------------
-
-
-def report(result: Result, most_per_minute: float) -> list[str]:
-    """What is wrong; nothing when memory and files are flat. `most_per_minute` is of memory, in MiB."""
-    if len(result.measured) < 5:
-        held = Stores(result.kept, result.workflows, result.keys)
-        return [f"the stores did not fill: {held} of {result.stores}"]
-    wrong = []
-    memory, files = result.per_minute("resident") / MIB, result.per_minute("descriptors")
-    if memory > most_per_minute:
-        wrong.append(f"memory grows by {memory:.2f} MiB a minute, {most_per_minute:g} may be noise")
-    if files * len(result.measured) / 60 > 10:
-        wrong.append(f"{files:.2f} more files are open every minute")
-    if result.idle_after > result.idle_before + _TO_THE_COLLECTOR:
-        wrong.append(f"{result.idle_after} connections are left without any load, {result.idle_before} before it")
-    if result.unexpected:
-        wrong.append(f"apps met what no upstream caused: {dict(result.unexpected.most_common(3))}")
-    return wrong
 
 
 def main() -> int:
@@ -331,6 +261,7 @@ def main() -> int:
         print(f"memory:   {result.per_minute('resident') / MIB:+.3f} MiB per minute after {result.full_at:.0f} s")
         print(f"          {min(values):.1f} to {max(values):.1f} MiB, {statistics.stdev(values):.2f} around the middle")
         print(f"files:    {result.per_minute('descriptors'):+.2f} per minute")
+    print(f"letters:  {result.dead_letters:,} kept, {result.dropped:,} of them dropped at their age")
     print(f"idle:     {result.idle_before} connections before, {result.idle_after} after")
     print("flat" if not wrong else "NOT FLAT: " + "; ".join(wrong))
     return 1 if wrong else 0
