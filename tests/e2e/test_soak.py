@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.soak import soak
 from tests.soak_readings import Stores, report
 
-_MIB_PER_MINUTE = 60.0  # ten in ten seconds; a busy machine may well put off what the exporter's thread gives back
+_MIB_PER_MINUTE = 120.0  # ten kilobytes a request, for example its body; the caches of the store take a third of it
 
 
 async def test_memory_and_files_do_not_grow_with_the_requests() -> None:
