@@ -32,6 +32,7 @@ from sidecar.inbound import Downstream
 from sidecar.listener import Listener
 from sidecar.proxy import Proxy
 from sidecar.reloading import NotApplied, Reloading, warn_of_unverified
+from sidecar.senders import Senders
 from sidecar.upstream.resolve import Lookup
 from sidecar.watching import watch
 from telemetry.logs import Log
@@ -65,6 +66,9 @@ class Sidecar:
         """Those of the start."""
         self.log = log
         self.proxy = Proxy(self.settings, log, __version__, lookup, environ)
+        senders = Senders(self.proxy, environ or {})
+        self.proxy.kept.on_open = senders.attach
+        self.proxy.on_breaker_closed = senders.breaker_closed
         self.reloading = Reloading(self.proxy, loaded, environ or {})
         self.api = Api(self.proxy, self.reloading)
         self._stopping = asyncio.Event()

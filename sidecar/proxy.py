@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,6 +88,8 @@ class Proxy:
         self.directory = Directory(self._wiring(settings, self.dialler, self.registry), self.egress)
         self.answers = Answers("", self.registry)
         self.kept = Kept(self, settings, environ or {})
+        self.on_breaker_closed: Callable[[str], None] = lambda upstream: None
+        """Given by the composition root."""
         self.draining = False
         self.retries_enabled = settings.retries_enabled
         """The kill switch."""
@@ -162,6 +164,8 @@ class Proxy:
     def _make_breaker(self, settings: BreakerSettings, upstream: str, endpoint: str) -> Breaker:
         def changed(before: str, after: str, at: float, why: str) -> None:
             self.signals.breaker_changed(upstream, endpoint, before, after, why)
+            if after == "closed":
+                self.on_breaker_closed(upstream)
 
         def would_open(at: float, why: str) -> None:
             self.signals.breaker_would_open(upstream, endpoint, why)

@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 
 from telemetry import names
 from telemetry.exposition import Collected, merged, render
-from telemetry.record import BAD, GOOD, Session
+from telemetry.record import BAD, GOOD, Errand, Session
 from telemetry.tally import Exemplar, Histogram, Tally
 
 _LATENCY = names.LATENCY_BUCKETS
@@ -132,6 +132,12 @@ class Metrics:
             tally.tunnels[session.code or outcome] += 1
         (tally.failure if outcome in BAD else tally.success).observe(duration)
         self.overhead.observe(max(0.0, duration - spent))
+
+    def errand(self, errand: Errand) -> None:
+        """Nobody's request: only its attempts count."""
+        self.tally(errand.upstream).add_attempts(errand)
+        for upstream in {attempt.upstream for attempt in errand.attempts if attempt.upstream is not None}:
+            self.tally(upstream).add_attempts(errand, upstream)
 
     def exemplify(self, session: Session, at: float) -> None:
         """The session's trace is kept: let the latency histograms point at it. `at` is wall time."""

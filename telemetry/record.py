@@ -207,6 +207,16 @@ class Session:
         """Keyed hash of the credential, never the credential."""
 
 
+class Errand(Session):
+    """What the sidecar sends by itself: `errand` is replay, outbox or reconcile."""
+
+    __slots__ = ("errand",)
+
+    def __init__(self, errand: str, session_id: bytes, method: str, target: str, started: float) -> None:
+        super().__init__(session_id, method, target, started)
+        self.errand = errand
+
+
 def unkept_of(session: Session) -> str | None:
     """None for nearly all of them, which do not pay for saying so."""
     return getattr(session, "unkept", None)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from telemetry.record import GOOD, PHASE_WORDS, Attempt, Session
+from telemetry.record import GOOD, PHASE_WORDS, Attempt, Errand, Session
 from telemetry.redact import Redactor
 from telemetry.timestamps import rfc3339
 
@@ -26,7 +26,7 @@ _SAMPLED = 200
 def is_interesting(session: Session, slow_threshold: float) -> bool:
     """Whether a session is kept, logged and traced whatever the sampling."""
     outcome = session.outcome
-    if outcome not in _QUIET:
+    if outcome not in _QUIET or isinstance(session, Errand):
         return True
     if outcome == "tunnelled":
         return session.code is not None  # a tunnel is long by nature

@@ -24,7 +24,7 @@ from telemetry.logs import Log
 from telemetry.metrics import Metrics
 from telemetry.names import Attribute, Event, Field
 from telemetry.rates import TokenBuckets
-from telemetry.record import Session
+from telemetry.record import Errand, Session
 from telemetry.redact import Redactor
 from telemetry.rotating import RotatingFile
 from telemetry.sessions import Sessions, Wall, is_interesting, serialise
@@ -147,6 +147,15 @@ class Signals:
         except Exception as error:  # the request is over and was served; only telemetry has a problem
             self._failed(error)
 
+    def errand_ended(self, errand: Errand, complete: Callable[[], None]) -> None:
+        """Something the sidecar sent by itself: its attempts are counted, and it is kept, logged and traced; it is no
+        session, which is what an app asked for."""
+        try:
+            self.metrics.errand(errand)
+            self._observe_closely(errand, complete)
+        except Exception as error:  # as above
+            self._failed(error)
+
     def _observe_closely(self, session: Session, complete: Callable[[], None] | None) -> None:
         interesting = is_interesting(session, self._slow)
         trace = session.trace
@@ -171,7 +180,8 @@ class Signals:
         if sampled or interesting:
             for attempt in session.attempts:
                 attempt.span_id = attempt.span_id or self.traces.new_span_id()  # none was sent upstream
-            self.metrics.exemplify(session, self._wall(session.ended))
+            if not isinstance(session, Errand):
+                self.metrics.exemplify(session, self._wall(session.ended))
             self.export.spans(session)
         else:
             self.metrics.spans["unsampled"] += span_count(session)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from telemetry.names import OTHER_METHOD, RETRY_SCHEDULED, Attribute
-from telemetry.record import BAD, NOT_CONNECTED, PHASE_WORDS, Attempt, Session, Trace
+from telemetry.record import BAD, NOT_CONNECTED, PHASE_WORDS, Attempt, Errand, Session, Trace
 from telemetry.redact import Redactor
 from telemetry.sessions import Wall
 
@@ -99,11 +99,11 @@ class Materialiser:
         if query:
             attributes[Attribute.URL_QUERY] = query
         _address(attributes, session.host or authority, Attribute.SERVER_ADDRESS, Attribute.SERVER_PORT)
-        replaying = any(attempt.kind == "replay" for attempt in session.attempts)
+        errand = session.errand if isinstance(session, Errand) else None
         origin = session.origin
         return self._root(
-            f"replay {session.upstream}" if replaying else name,
-            INTERNAL if replaying else SERVER,
+            name if errand is None else f"{errand} {session.upstream}",
+            SERVER if errand is None else INTERNAL,
             session,
             trace,
             attributes,

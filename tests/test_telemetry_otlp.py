@@ -233,9 +233,8 @@ def test_the_attempt_shows_the_path_that_was_sent_and_the_session_the_one_that_w
 
 
 def test_a_replay_is_a_root_of_its_own_with_a_link_to_where_it_came_from(make_signals: Make) -> None:
-    made = session(
-        "recovered", attempt(status=200, kind="replay"), origin=Trace(TRACE_ID, SPAN_ID, 0, True), dlq_id="dlq_1"
-    )
+    origin = Trace(TRACE_ID, SPAN_ID, 0, True)
+    made = session("recovered", attempt(status=200, kind="replay"), errand="replay", origin=origin, dlq_id="dlq_1")
     root, client = spans_of(make_signals, made, 2)
     assert ("replay payments", INTERNAL, b"") == (root.name, root.kind, root.parent_span_id)
     (link,) = root.links

@@ -216,6 +216,14 @@ class Bodies:
         except OSError as error:
             raise Damaged(f"the body file {self.folder / name} cannot be read: {error.strerror}") from error
 
+    def size_of(self, name: str) -> int:
+        """How large the body itself is. Raises Damaged."""
+        try:
+            sealed = (self.folder / name).stat().st_size - STREAM_HEADER
+        except OSError as error:
+            raise Damaged(f"the body {name} cannot be read: {error.strerror or error}") from error
+        return sealed - TAG * -(-sealed // (CHUNK + TAG))
+
     def key_of(self, name: str) -> str:
         """The id of the key that sealed it, for code that already runs in a thread."""
         try:

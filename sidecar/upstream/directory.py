@@ -124,6 +124,10 @@ class Directory:
 
         return led_back(value, path[: len(path) - len(rest)], stripped=stripped, same_upstream=same_upstream)
 
+    def named(self, name: str) -> Destination:
+        """A configured upstream with endpoints, whatever led to it."""
+        return self._routed_destination(self.configured[name])
+
     def tunnel(self, origin: Origin) -> Destination:
         """For a CONNECT: the upstream it is counted under, and a breaker of its own for that host and port."""
         key = f"CONNECT {origin.label}".encode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from telemetry.record import NOT_CONNECTED, SENT, Attempt, Decision, Session
+from telemetry.record import NOT_CONNECTED, SENT, Attempt, Decision, Errand, Session
 
 ARRIVED = 1_000.0
 OFFSET = 1_700_000_000.0
@@ -46,7 +46,10 @@ def session(
     **facts: Any,
 ) -> Session:
     """The attempts follow each other, each after its `delay`; `extra` is the time beside them."""
-    made = Session(facts.pop("session_id", b"5e55107100000001"), method, target, at)
+    session_id = facts.pop("session_id", b"5e55107100000001")
+    made = Session(session_id, method, target, at)
+    if "errand" in facts:
+        made = Errand(facts.pop("errand"), session_id, method, target, at)
     made.upstream = "payments"
     made.outcome = outcome
     now = at + facts.get("waited", 0.0)

@@ -1,0 +1,221 @@
+"""What the durable parts send with: replays, deliveries and lookups become errands, and their ends become results.
+
+Law: no decision about whether something may be sent is made here; claims, verdicts and rows decide that before. A
+credential goes only to the host it was meant for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from sidecar import clock
+from sidecar.durable.trouble import NotNow, Trouble
+from sidecar.errand import Sending
+from sidecar.policy import backoff
+from telemetry.names import Attribute, Field
+from telemetry.record import NOT_CONNECTED, Trace
+
+if TYPE_CHECKING:
+    from sidecar.durable.claims import Result
+    from sidecar.durable.delivery import Found, Sent
+    from sidecar.durable.entry import Entry
+    from sidecar.durable.layers import Durable
+    from sidecar.durable.outbox_rows import Delivery
+    from sidecar.proxy import Proxy
+
+_NOTICE = 10.0
+
+
+class Senders:
+    """Attached to the store each time one is opened."""
+
+    def __init__(self, proxy: Proxy, environ: Mapping[str, str]) -> None:
+        self._proxy = proxy
+        self._environ = environ
+
+    def attach(self, durable: Durable) -> None:
+        from sidecar.durable.notify import Notifier
+
+        settings, kept = self._proxy.settings, self._proxy.kept
+        self._durable = durable
+        durable.attach(
+            send_replay=self.replay,
+            send_delivery=self.deliver,
+            lookup=self.look_up,
+            live_waiting=self._live_waiting,
+            on_event=self._told,
+            stages=tuple(settings.stages),
+            outbox_terms_of=kept.outbox_terms_of,
+            delay=self._delay,
+            outbox_keep=max([upstream.outbox.keep for upstream in settings.upstreams.values()], default=604_800.0),
+        )
+        notifier = Notifier(settings.dead_letter, self._notify)
+        durable.letters.on_kept = lambda failure, kept: notifier.kept(
+            failure.upstream, failure.error_class, kept.dlq_id
+        )
+
+    # ---- replays -------------------------------------------------------------------------------------------------
+
+    async def replay(self, entry: Entry) -> Result:
+        from sidecar.durable.claims import Result
+
+        letters, proxy = self._durable.letters, self._proxy
+        rules = letters.terms_of(entry.upstream).replay
+        try:
+            request = await letters.request(entry.dlq_id)
+            headers = proxy.kept.credentials().headers_for(entry, request.headers, rules, self._environ)
+        except NotNow as refused:
+            return Result(ok=False, code="CONFLICT", phase=NOT_CONNECTED, message=str(refused), held_back=True)
+        idempotency = letters.terms_of(entry.upstream).idempotency
+        sending = Sending(
+            proxy,
+            "replay",
+            entry.upstream,
+            request.method,
+            request.url,
+            headers,
+            request.body if request.body_file is None else letters.payloads.body(request),
+            len(request.body) if request.body_file is None else request.body_size,
+            injected=idempotency.header.lower() if entry.key_injected else None,
+            guarded=not entry.key_injected,
+            retries=True,
+            origin=_origin(entry.sanitized_context),
+        )
+        sending.record.dlq_id = entry.dlq_id
+        sending.record.stage = entry.stage
+        begun = clock.monotonic()
+        await sending.go()
+        return Result(
+            ok=sending.ok,
+            code=sending.code,
+            status=sending.status,
+            phase=sending.phase,
+            message=sending.message,
+            held_back=sending.held_back,
+            response=sending.answer,
+            session_id=sending.record.session_id.decode(),
+            seconds=clock.monotonic() - begun,
+        )
+
+    def _live_waiting(self, upstream: str) -> bool:
+        return any(state.turns.waiting for state in self._proxy.directory.states() if state.label == upstream)
+
+    # ---- the outbox ----------------------------------------------------------------------------------------------
+
+    async def deliver(self, delivery: Delivery) -> Sent:
+        from sidecar.durable.delivery import Sent, notification_id_of
+
+        terms = self._proxy.kept.outbox_terms_of(delivery.upstream)
+        headers, _ = _keyed(delivery, terms.idempotency.header)
+        sending = self._delivery(delivery, "outbox", delivery.method, delivery.url, headers)
+        await sending.go()
+        answer, known = sending.answer, sending.known
+        return Sent(
+            ok=sending.ok,
+            code=sending.code,
+            status=sending.status,
+            phase=sending.phase,
+            message=sending.message,
+            fatal=known is not None and known.retry == "fatal" and not sending.ok,
+            held_back=sending.held_back,
+            notification_id=None
+            if answer is None
+            else notification_id_of(terms.outbox.notification_id, answer.headers, answer.body),
+            evidence=f"answered {sending.status}" if sending.ok else "",
+        )
+
+    def _delivery(
+        self, delivery: Delivery, kind: str, method: str, url: str, headers: list[tuple[bytes, bytes]]
+    ) -> Sending:
+        body: Any = b""
+        size = 0
+        if kind == "outbox":
+            body, size = delivery.body, len(delivery.body)
+            if delivery.body_file is not None:
+                bodies = self._durable.letters.bodies
+                size = bodies.size_of(delivery.body_file)
+                body = bodies.read(delivery.body_file, delivery.host, delivery.send_key)
+        return Sending(self._proxy, kind, delivery.upstream, method, url, headers, body, size)
+
+    async def look_up(self, delivery: Delivery) -> Found:
+        from sidecar.durable.delivery import Found, found_by, notification_id_of
+        from sidecar.durable.entry import host_of
+
+        terms = self._proxy.kept.outbox_terms_of(delivery.upstream)
+        rule = terms.outbox.reconcile
+        if rule is None:
+            return Found(None, message="there is no lookup for this upstream (`outbox.reconcile`)")
+        headers, key = _keyed(delivery, terms.idempotency.header)
+        url = rule.url.replace("{key}", key)
+        if host_of(url) != delivery.host:
+            headers = []  # its credentials are for another host
+        headers = [(name, value) for name, value in headers if not name.lower().startswith(b"content-")]
+        sending = self._delivery(delivery, "reconcile", rule.method, url, headers)
+        await sending.go()
+        answer = sending.answer
+        if answer is None:
+            return Found(None, message=sending.message or "no answer to the lookup")
+        return found_by(
+            rule, answer.status, notification_id_of(terms.outbox.notification_id, answer.headers, answer.body)
+        )
+
+    def _delay(self, upstream: str, failures: int) -> float:
+        """As the upstream's `outbox.policy` spaces them."""
+        policies = self._proxy.settings.policies
+        policy = policies[self._proxy.kept.settings_of(upstream).outbox.policy]
+        return backoff.delay(policy, max(1, failures), 0.0, clock.uniform)
+
+    # ---- telling -------------------------------------------------------------------------------------------------
+
+    def _told(self, event: str, facts: dict[str, object]) -> None:
+        signals, upstream = self._proxy.signals, str(facts.get("upstream", ""))
+        if event == "replayed":
+            signals.replayed(upstream, str(facts["dlq_id"]), str(facts["outcome"]))
+        elif event == "escalated":
+            signals.escalated(upstream, str(facts["dlq_id"]), str(facts["code"]))
+        else:
+            body = f"delivery {facts.get('delivery')} was marked sent without the provider's word; it is asked"
+            fields = {Field.BODY: body, Attribute.UPSTREAM: upstream}
+            name = "sidecar.outbox.order_violated"
+            self._proxy.log.event("error", name, upstream, clock.monotonic(), lambda: fields)
+
+    async def _notify(self, url: str, message: dict[str, Any]) -> None:
+        body = orjson.dumps(message)
+        headers = [(b"Content-Type", b"application/json"), (b"x-sidecar-timeout", b"%g" % _NOTICE)]
+        sending = Sending(self._proxy, "outbox", "", "POST", url, headers, body, len(body))
+        await sending.go()
+        if not sending.ok:
+            raise NotNow(f"the notice was not taken: {sending.code}", "look at `dead_letter.notify_url`")
+
+    def breaker_closed(self, upstream: str) -> None:
+        """`replay.auto: on_close`."""
+        durable = self._proxy.kept.durable
+        if durable is not None and durable.replayer is not None:
+            self._proxy.kept.beside(self._drain(durable, upstream), "replay after a breaker closed")
+
+    async def _drain(self, durable: Durable, upstream: str) -> None:
+        assert durable.replayer is not None
+        try:
+            await durable.replayer.breaker_closed(upstream)
+        except Trouble:
+            pass  # the store says so itself; the entries wait
+
+
+def _origin(context: Mapping[str, object]) -> Trace | None:
+    """The trace in which the request was first made."""
+    trace_id, span_id = context.get("trace_id"), context.get("span_id")
+    if not isinstance(trace_id, str) or not isinstance(span_id, str):
+        return None
+    return Trace(int(trace_id, 16), int(span_id, 16), 0, True)
+
+
+def _keyed(delivery: Delivery, header: str) -> tuple[list[tuple[bytes, bytes]], str]:
+    """The headers with the delivery's key, which is the app's own where it gave one, and that key."""
+    wanted = header.lower().encode()
+    given = next((value for name, value in delivery.headers if name.lower() == wanted), None)
+    if given is not None:
+        return list(delivery.headers), given.decode("latin-1")
+    return [*delivery.headers, (header.encode(), delivery.send_key.encode())], delivery.send_key
