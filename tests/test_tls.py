@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import socket
 import ssl
 from collections.abc import Callable
@@ -359,3 +361,26 @@ async def test_a_body_that_ends_with_close_notify_is_complete(
     sidecar = await start_sidecar(upstreams=towards(upstream, ca_bundle=str(authority.bundle)))
     reply = await ask(sidecar)
     assert (200, b"all of it", True) == (reply.status, reply.body, reply.complete)
+
+
+# ---- reloads -----------------------------------------------------------------------------------------------------
+
+
+async def test_tls_connections_survive_a_reload_until_the_authority_is_another(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, authority: Authority, tmp_path: Path
+) -> None:
+    upstream, _ = await a_tls_upstream(start_upstream, server_side(authority.issue("127.0.0.1")))
+    bundle = tmp_path / "bundle.pem"
+    shutil.copy(authority.bundle, bundle)
+    file = tmp_path / "sidecar.yaml"
+    sidecar = await start_sidecar(file=file, upstreams=towards(upstream, ca_bundle=str(bundle)))
+    assert 200 == (await ask(sidecar)).status
+    await sidecar.reload("a test")
+    assert 200 == (await ask(sidecar)).status
+    assert 1 == upstream.connections
+    renewed = bundle.with_suffix(".new")
+    shutil.copy(authority.bundle, renewed)
+    os.replace(renewed, bundle)
+    await sidecar.reload("a test")
+    assert 200 == (await ask(sidecar)).status
+    assert 2 == upstream.connections  # what was verified by the old file is not used on
