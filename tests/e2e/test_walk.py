@@ -30,7 +30,9 @@ EXPECTED = {
     "policies remove": r"default +default +4 ",
     "sidecar reload": r'nothing has changed: sidecar\.yaml:\d+: upstreams\.payments\.max_in_flihgt: unknown key; did you mean "max_in_flight"\?',
     "dlq list": r"dlq_\w+ +payments +POST .*/charges .* safe +pending ",
-    "sidecar audit": r"(?s)set policy default .*less load on them.*force-open .*their maintenance",
+    "repair": r'"status": 200',
+    "dlq replay": r"(?i)1 .*(completed|succeeded|sent)",
+    "sidecar audit": r"(?s)replay.*set policy default .*less load on them.*force-open .*their maintenance",
 }
 
 
