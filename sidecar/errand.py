@@ -230,6 +230,10 @@ class Sending(Exchange):
             super()._look_at_key(upstream)
         self._involved = self._guarded
 
+    async def _take_part(self) -> None:
+        if self._guarded:
+            await super()._take_part()
+
     def _worth_keeping(self, code: str) -> ErrorCode | None:
         return None
 

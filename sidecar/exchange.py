@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from sidecar import clock, relay
 from sidecar.failures import AnsweredHere, AttemptFailed, GaveUp, Intercepted, Malformed, Refused, UploadBroken
 from sidecar.headers import UPGRADE_LINES, ResponseFields, request_head
-from sidecar.once import Once
 from sidecar.policy.overrides import NO_OVERRIDES
+from sidecar.posting import Posting
 from sidecar.tunnel import check_room
 from sidecar.upstream.connection import UpstreamConnection
 from telemetry.record import CONNECTED, SENT, Attempt, Session
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sidecar.request import Request
 
 
-class Exchange(Once):
+class Exchange(Posting):
     """See the module's law. After `run`, `keep_alive` and `taken_over` tell the connection how to go on."""
 
     __slots__ = ()

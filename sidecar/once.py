@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sidecar.durable.successes import Success
     from telemetry.record import Session
 
-_READS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+READS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _PAUSE = 3.0  # the longest silence in the middle of a body that the check of its key waits for
 _LASTS = 300.0
 _LONGER_THAN_ITS_DEADLINE = 60.0
@@ -46,7 +46,7 @@ class Once(Keeping):
         """Ask whoever has a say in it before it is sent. Raises AnsweredHere or Refused where that is the end."""
         upstream = self._upstream
         assert upstream is not None
-        if upstream.settings.idempotency.enabled and self._key() == APP_KEY and self.record.method not in _READS:
+        if upstream.settings.idempotency.enabled and self._key() == APP_KEY and self.record.method not in READS:
             await self._pass_gate()
 
     async def _pass_gate(self) -> None:

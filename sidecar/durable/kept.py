@@ -160,6 +160,11 @@ class Kept:
         who = identity(headers)
         return "" if not who else self.durable.letters.keyring.digest("caller", who)[:8].hex()
 
+    def digest(self, *parts: str | bytes) -> str:
+        """A keyed hash, the same in every run. Only once the store is open."""
+        assert self.durable is not None
+        return self.durable.letters.keyring.digest(*parts)[:16].hex()
+
     def credential_seen(self, upstream: str, headers: list[tuple[bytes, bytes]]) -> None:
         """On a live call that succeeded, for `replay.credentials: live`. Only once the store is open."""
         self.credentials().seen(upstream, self.caller_id(headers), headers)
