@@ -412,3 +412,39 @@ async def test_keys_are_rotated_and_everything_is_sealed_anew(sidecar: Running, 
     assert re.fullmatch(r"Key \w{8} seals\. Sealing anew: done, \d+ values and 0 files\.", rotated)
     assert before.split()[1] != rotated.split()[1]
     assert "completed" == (await send(sidecar, "POST", f"/dlq/{dlq_id}/replay", {})).json["outcome"]
+
+
+# ---- from the app to the operator and back -----------------------------------------------------------------------
+
+
+async def test_what_an_app_lost_is_found_fixed_and_sent_again_once(
+    sidecar: Running, upstream: Upstream, mood: Moody
+) -> None:
+    mood.status = "401 Unauthorized"
+    app = await sidecar.app()
+    lost = await app.ask(
+        "POST /pay/v1/charges?token=canary HTTP/1.1\r\nHost: s\r\nAuthorization: Bearer canary-credential\r\n"
+        'Content-Type: application/json\r\nContent-Length: 13\r\n\r\n{"amount": 7}'
+    )
+    assert 401 == lost.status
+    dlq_id = lost.get("x-sidecar-dlq-id") or ""
+    listed = await ask(sidecar, "dlq", "list", "--status", "pending")
+    assert dlq_id in listed.out
+    shown = told(await ask(sidecar, "dlq", "show", dlq_id))
+    assert "failed INVALID_API_KEY (CRITICAL)" in shown
+    assert "canary" not in listed.out + shown
+    refused = await ask(sidecar, "dlq", "replay", dlq_id)
+    assert (1, 1) == (refused.code, len(upstream.requests))
+    assert "needs evidence of what was fixed" in refused.err
+    mood.status = "200 OK"
+    fixed = ("--kind", "auth_config", "--evidence", "the key is good again")
+    assert 0 == (await ask(sidecar, "dlq", "annotate", dlq_id, *fixed)).code
+    assert "It would be sent." in told(await ask(sidecar, "dlq", "replay", dlq_id, "--dry-run"))
+    assert f"{dlq_id} succeeded at" in told(await ask(sidecar, "dlq", "replay", dlq_id))
+    assert b"authorization: bearer canary-credential" in upstream.requests[1].lower()
+    assert b'{"amount": 7}' == upstream.bodies[1]
+    again = await ask(sidecar, "dlq", "replay", dlq_id)
+    assert (1, 2) == (again.code, len(upstream.requests))
+    assert "it already succeeded at" in again.err
+    assert "No such dead letters." in (await ask(sidecar, "dlq", "list", "--status", "pending")).out
+    assert "canary" not in sidecar.logged.getvalue()

@@ -180,8 +180,7 @@ class Jobs:
         submission = Submission(given.idempotency_key, given.subject, wanted, given.version)
         submission.check()
         durable = await self._proxy.kept.open()
-        if durable.jobs is None:
-            raise Problem(503, "TEMPORARY_UNAVAILABLE", "nothing delivers jobs here")
+        assert durable.jobs is not None  # attached before anybody gets to see the store
         job, created = await durable.jobs.submit(submission)
         if created:
             await self._changes.note(

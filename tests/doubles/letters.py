@@ -35,53 +35,8 @@ class Moody:
 
 
 async def store(sidecar: Running) -> Durable:
-    durable = await sidecar.proxy.kept.open()
-    if durable.replayer is None:  # PROVISIONAL
-        _provisional(durable)
-    return durable
-
-
-def _provisional(d: Durable) -> None:
-    import asyncio
-    import http.client
-    from urllib.parse import urlsplit
-
-    from sidecar.durable.claims import Result
-    from sidecar.durable.delivery import Found, Sent
-
-    async def send(entry: Any) -> Result:
-        request = await d.letters.request(entry.dlq_id)
-        body = b"".join([chunk async for chunk in d.letters.payloads.body(request)])
-
-        def call() -> int:
-            u = urlsplit(request.url)
-            c = http.client.HTTPConnection(u.hostname or "", u.port)
-            c.request(
-                request.method,
-                u.path,
-                body,
-                {k.decode(): v.decode() for k, v in request.headers if k.lower() != b"host"},
-            )
-            status = c.getresponse().status
-            c.close()
-            return status
-
-        status = await asyncio.to_thread(call)
-        return Result(
-            ok=status < 400,
-            status=status,
-            code="" if status < 400 else {503: "TEMPORARY_UNAVAILABLE", 401: "INVALID_API_KEY"}[status],
-        )
-
-    async def deliver(x: Any) -> Sent:
-        return Sent(ok=True, status=202)
-
-    async def lookup(x: Any) -> Found:
-        return Found(True, "m", "f")
-
-    d.attach(send_replay=send, send_delivery=deliver, lookup=lookup)
-    assert d.outbox is not None
-    d.outbox.start()
+    """The store, opened now if it is not yet."""
+    return await sidecar.proxy.kept.open()
 
 
 async def keep(sidecar: Running, towards: Upstream, number: int = 0, /, **changed: Any) -> str:
