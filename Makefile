@@ -13,6 +13,9 @@ ARGS ?=
 WORKERS ?= 2
 export PYTHON # `make PYTHON=…` picks the interpreter; see .ci/python
 
+# A peer of the benchmarks whose pins are not ours.
+MITMPROXY := $(VENV)-mitmproxy
+
 CODE := sidecar telemetry config tests benchmarks dashboards
 
 .PHONY: help
@@ -43,7 +46,7 @@ format: $(VENV)/.installed-dev ## let ruff fix and format the code
 	$(PY) -m ruff format
 
 .PHONY: bench
-bench: $(VENV)/.installed-dev ## ratios against peers on this machine
+bench: $(VENV)/.installed-dev $(MITMPROXY)/.installed ## ratios against peers on this machine
 	@.ci/system-packages wrk=wrk nginx=nginx h2load=nghttp2-client taskset=util-linux
 	@PATH="$$PATH:/usr/sbin" $(PY) -m benchmarks.run $(ARGS)
 
@@ -96,7 +99,7 @@ lock: | $(PY) ## rewrite the lock files from pyproject.toml (UPGRADE=1 for newer
 
 .PHONY: clean
 clean: ## remove everything these targets made
-	rm -rf $(VENV) dashboards/grafana/node_modules build dist *.egg-info .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(MITMPROXY) dashboards/grafana/node_modules build dist *.egg-info .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find $(wildcard $(CODE)) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A virtual environment whose interpreter has gone (Python was upgraded or removed) is made anew. Decided while
@@ -112,6 +115,12 @@ $(PY):
 $(VENV)/.installed: requirements.lock | $(PY)
 	@echo "Installing requirements.lock"
 	@$(PIP) install --require-hashes -r requirements.lock
+	@touch $@
+
+$(MITMPROXY)/.installed: benchmarks/mitmproxy.lock | $(PY)
+	@echo "Installing benchmarks/mitmproxy.lock"
+	@$(PY) -m venv $(MITMPROXY)
+	@$(MITMPROXY)/bin/python -m pip --disable-pip-version-check --quiet --quiet install --require-hashes -r $<
 	@touch $@
 
 # Every version in requirements.lock is in requirements-dev.lock too, so one install serves both.

@@ -71,10 +71,10 @@ class WrkResult:
     megabytes_per_second: Sample
 
 
-def wrk(aim: Aim, *, connections: int, seconds: int, body_bytes: int) -> WrkResult:
+def wrk(aim: Aim, *, connections: int, seconds: int, body_bytes: int, scheme: str = "http") -> WrkResult:
     """As many requests as possible on keep-alive connections; `body_bytes` is what each answer must carry."""
     argv = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(TEMPLATES / "wrk.lua")]
-    argv += [f"http://{LOOPBACK}:{aim.port}/", "--", aim.target, aim.host]
+    argv += [f"{scheme}://{LOOPBACK}:{aim.port}/", "--", aim.target, aim.host]
     output = run_tool(argv, seconds)
     line = next((line for line in output.splitlines() if line.startswith("SUMMARY ")), None)
     if line is None:

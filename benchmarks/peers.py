@@ -13,7 +13,7 @@ import importlib.util
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -144,6 +144,18 @@ class Casting:
         argv = [str(self._envoy), "-c", str(config), "--concurrency", "1", "--disable-hot-restart", "-l", "error"]
         running = self._stage.start(process, argv, core=self._proxy_core, port=port)
         return Peer("envoy", port, self._upstream_port, "/bench", running, setup)
+
+    def beside(self, name: str, argv: Sequence[str], port: int, *, with_proxies: bool) -> Running:
+        """Something else that listens: on the proxies' core, or on the load's."""
+        core = self._proxy_core if with_proxies else self._load_core
+        return self._stage.start(name, argv, core=core, port=port, cwd=ROOT)
+
+    def nginx(self, template: str, name: str, port: int, **values: object) -> Running:
+        return self._start_nginx(name, self.fill(template, name, name=name, port=port, **values), port)
+
+    def fill(self, template: str, process: str, **values: object) -> Path:
+        """A template's file in the run's folder."""
+        return self._fill(template, process, **values)
 
     def receiver(self, port: int | None = None) -> Receiver:
         """A new one, or one that takes the place of another that was killed."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from benchmarks.bench import QUICK, Bench, forward_json, json_rate, reverse_json
+from benchmarks.https import https
 from benchmarks.load import IdleConnections, Sample, transfer_megabytes_per_second, wrk
 from benchmarks.paced import even_rate, p99_milliseconds
 from benchmarks.peers import JSON_BODY, MEGABYTE, MEGABYTE_PATH, STREAM_BYTES, STREAM_PATH, Aim, Peer, megabyte
@@ -151,6 +152,7 @@ SCENARIOS: dict[str, Callable[[Bench], list[Row]]] = {
     "bulk": bulk,
     "stream": stream,
     "tunnel": tunnel,
+    "https": https,
 }
 
 

@@ -158,8 +158,8 @@ class Pool:
     def give_back(self, connection: UpstreamConnection, now: float) -> None:
         """The exchange has read what it wanted; keep the connection if it can be used again."""
         self.active.discard(connection)
-        if self._tls is not None:
-            self._remember_session(connection)
+        if self._tls is not None and not connection.reused:
+            self._remember_session(connection)  # once: it is copied by decoding it anew, certificates and all
         if not connection.finish():
             connection.abort()
             return
