@@ -31,6 +31,7 @@ _LINGER = 3.0
 _PIECE = 16_384
 _BODY_PIECE = 65_536
 _MOST_WAITING = 32
+_NO_PARSER = httptools.HttpRequestParser(object())
 _MOST_EARLY_BYTES = 65_536  # behind a CONNECT or Upgrade, before its tunnel begins
 
 
@@ -118,7 +119,7 @@ class Downstream(RequestReader):
     def _let_go(self) -> None:
         """Nothing more will be read here. The parser and the last body point back at this connection: left to the
         collector, the circle would keep whole bodies for as long as it is not run."""
-        del self.parser
+        self.parser = _NO_PARSER
         self._last = self._body = self._arriving = self._body_again = None
 
     def data_received(self, data: bytes) -> None:

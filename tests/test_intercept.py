@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import ssl
 import stat
@@ -17,6 +18,7 @@ from tests.doubles.app import App, Reply
 from tests.doubles.authority import Authority, server_side
 from tests.doubles.faults import QUICK_POLICIES, at_rest, in_turn, last_session, until
 from tests.doubles.upstream import Talk, Upstream, always, answer
+from tests.test_nothing_left import alive, nothing_left
 
 OK = answer(b"secret")
 BUSY = answer(b"busy", "503 Service Unavailable")
@@ -105,6 +107,20 @@ async def test_a_get_inside_is_answered_retried_and_recorded(opened: Any) -> Non
     assert ("https://api.test/v1/x?y=1", "api", 2) == (session.target, session.upstream, len(session.attempts))
     assert ("https", "api.test:443") == (session.scheme, session.host)
     assert {"recovered": 1} == its.sidecar.outcomes
+
+
+async def test_an_intercepted_connection_that_ended_is_gone_without_a_collector(opened: Any) -> None:
+    its = await opened(always(answer(b"secret", "200 OK", "Connection: close")))
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        app = await its.secure()
+        await app.ask(b"PUT /x HTTP/1.1\r\nHost: api.test\r\nContent-Length: 100000\r\n\r\n" + b"z" * 100_000)
+        app.close()
+        await nothing_left(before)
+    finally:
+        gc.enable()
 
 
 async def test_a_connection_carries_many_requests_with_bodies_and_streams(opened: Any) -> None:

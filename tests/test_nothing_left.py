@@ -145,6 +145,21 @@ async def test_an_exchange_whose_app_left_is_gone(started: Any, script: Any, req
     assert 1 == sum(sidecar.outcomes.values())
 
 
+async def speaks_no_tls(talk: Talk) -> None:
+    await talk.send(answer())
+    talk.close()
+
+
+async def test_a_connection_whose_handshake_failed_is_gone(start_sidecar: Starter, started: Any) -> None:
+    port = (await started(speaks_no_tls)).upstream_port
+    before = alive()
+    sidecar = await start_sidecar(upstreams={"u": {"route": "/u", "endpoints": [f"https://127.0.0.1:{port}"]}})
+    app = await sidecar.app()
+    assert "TLS_FAILURE" == (await app.ask(GET)).json["error_code"]
+    app.close()
+    await nothing_left(before)
+
+
 async def test_a_request_that_is_not_valid_is_gone(started: Any) -> None:
     sidecar = await started(always(answer()))
     before = alive()

@@ -23,6 +23,8 @@ from sidecar.turn import Gathering, Turn, released
 from sidecar.upstream.answer import WAITING_BODY, AnswerReader, Owner, Sink
 from telemetry.record import CONNECTED, PARTLY_SENT, SENT
 
+_NO_PARSER = httptools.HttpResponseParser(object())
+
 
 class UpstreamConnection(AnswerReader, asyncio.Protocol):
     """See the module's law. Public attributes are read by the exchange once `ready`."""
@@ -233,10 +235,14 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         assert failure is not None
         return failure
 
+    def forget_parser(self) -> None:
+        """Nothing more will be read here. The two point at each other, and would wait for the collector."""
+        self._parser = _NO_PARSER
+
     def hand_over(self) -> tuple[asyncio.Transport, bytes]:
         """The transport, for a tunnel, with the bytes that arrived behind the answer."""
         assert self.transport is not None
-        del self._parser  # as in `connection_lost`, which nobody will call now
+        self.forget_parser()  # as in `connection_lost`, which nobody will call now
         return released(self.transport), self.tail
 
     @property
@@ -302,7 +308,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         phase = self.phase if self.busy else CONNECTED
         self.closed = True
         self.transport = None
-        del self._parser  # it points back here, and the two would wait for the collector
+        self.forget_parser()
         if self._drain_waiter is not None and not self._drain_waiter.done():
             self._drain_waiter.set_result(None)
         if not self.busy or self.complete:

@@ -128,8 +128,10 @@ class Pool:
         wiring = self._wiring
         limits = wiring.settings.limits
 
+        made: list[UpstreamConnection] = []
+
         def make() -> UpstreamConnection:
-            return UpstreamConnection(
+            connection = UpstreamConnection(
                 wiring.loop,
                 wiring.ticker,
                 wiring.turn,
@@ -137,6 +139,8 @@ class Pool:
                 limits.buffer_response_bytes,
                 self._timeouts.body_idle,
             )
+            made.append(connection)
+            return connection
 
         try:
             connection, address = await wiring.dialler.connect(
@@ -149,6 +153,8 @@ class Pool:
             )
         except BaseException:
             self.connect_failures += 1
+            for unused in made:  # TLS failed: it was never connected, so nobody will tell it that it is lost
+                unused.forget_parser()
             raise
         self.connects += 1
         connection.address = address
