@@ -109,7 +109,7 @@ async def test_a_dry_run_says_what_would_happen_and_changes_nothing(sidecar: Run
     told = await replay(sidecar, {"dry_run": True})
     dry = told["dry_run"]
     assert (None, {"safe": 4, "unsafe": 1}) == (told["replay"], dry["by_verdict"])
-    assert ({"remediation": 1}, 3) == (dry["refused_in_first_page"], len(dry["first"]))
+    assert ({"remediation": 1}, 3, 3) == (dry["refused_in_first_page"], len(dry["first"]), dry["would_replay"])
     limited = (await replay(sidecar, {"dry_run": True, "limit": 2, "filter": {"status": "pending"}}))["dry_run"]
     assert 2 == limited["would_replay"]
     assert before == (await admin(sidecar, "/dlq")).json

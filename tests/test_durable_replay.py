@@ -415,7 +415,7 @@ async def test_a_dry_run_counts_and_sends_nothing(tmp_path: Path) -> None:
         await rig.letters.keep(failed(99))
         plan = await replayer.dry_run(Order(Filter()))
         assert {"safe": 4, "unsafe": 1} == plan["by_verdict"]
-        assert (4, {"remediation": 1}, 3) == (plan["would_replay"], plan["refused_in_first_page"], len(plan["first"]))
+        assert (3, {"remediation": 1}, 3) == (plan["would_replay"], plan["refused_in_first_page"], len(plan["first"]))
         plan = await replayer.dry_run(Order(Filter(), limit=2, force=True, reason="x"))
         assert 2 == plan["would_replay"]
         plan = await replayer.dry_run(Order(Filter(verdict=("unsafe",))))

@@ -70,24 +70,26 @@ class Replayer:
     # ---- many ----------------------------------------------------------------------------------------------------
 
     async def dry_run(self, order: Order) -> dict[str, Any]:
-        """What would happen, without anything happening: counts by verdict, and reasons against the first entries."""
+        """What would happen, without anything happening: counts by verdict, and reasons against the first entries.
+        `would_replay` leaves these out; later ones may be refused as well."""
         order.check()
         verdicts = await self._listing.count(self._candidates(order, every_verdict=True))
         page = await self._listing.page(self._candidates(order), limit=_PAGE, oldest_first=True)
         reasons: dict[str, int] = {}
         sample: list[str] = []
+        going = sum(verdicts.values()) if order.force else verdicts.get("safe", 0)
         for entry in page.items:
             view, rules = self._letters.view(entry), self._letters.terms_of(entry.upstream).replay
             refusal = refuse_replay(view, rules, order.ask)
             if refusal is not None:
                 word = "remediation" if needs_remediation(view, rules) else view.verdict
                 reasons[word] = reasons.get(word, 0) + 1
+                going -= order.force or view.verdict == "safe"
             elif len(sample) < 10:
                 sample.append(entry.dlq_id)
-        going = sum(verdicts.values()) if order.force else verdicts.get("safe", 0)
         return {
             "by_verdict": verdicts,
-            "would_replay": going if order.limit is None else min(going, order.limit),
+            "would_replay": max(0, going if order.limit is None else min(going, order.limit)),
             "refused_in_first_page": reasons,
             "first": sample,
         }
