@@ -37,6 +37,11 @@ def find_destination(request: Request, proxy: Proxy) -> tuple[Destination, bytes
         raise Malformed("MALFORMED_REQUEST", "a request target cannot carry a fragment", reason="target")
     if not path.startswith(b"/"):
         if path != b"*":
+            end = path.find(b"/", 7)
+            if end > 0 and path.startswith(b"http://"):
+                known = directory.authorities.get(path[7:end])
+                if known is not None:
+                    return known, path[end:]
             scheme, authority, rest = split_absolute(path)
             return directory.forward(scheme, authority), origin_path(rest, request.method)
         if request.method != "OPTIONS":

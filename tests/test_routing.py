@@ -13,6 +13,7 @@ from config.errors import registry
 from config.model import Settings
 from sidecar.failures import Malformed
 from sidecar.headers import ResponseFields, request_head, trailer_lines, without_named
+from sidecar.incoming import find_destination
 from sidecar.policy.classify import code_of, is_verdict
 from sidecar.request import Request, RequestReader
 from sidecar.routing import Authority, Origin, Router, Routes, origin_path, parse_authority, split_absolute
@@ -194,6 +195,34 @@ async def test_without_endpoints_a_request_goes_where_the_app_said(start_sidecar
     assert ("a", "https", "api.test:443", b"api.test") == destination(sidecar, "https://api.test/")
     assert ("new.test:80", "http", "new.test:80", b"new.test") == destination(sidecar, "http://new.test/")
     assert ("[::1]:80", "http", "[::1]:80", b"[::1]") == destination(sidecar, "http://[::1]/")
+
+
+async def test_a_host_that_is_known_already_is_found_as_the_first_time(start_sidecar: Starter) -> None:
+    """Whatever stands behind it; and nothing that only looks like it, or names another scheme, is taken for it."""
+    sidecar = await start_sidecar(upstreams={"a": {"hosts": ["api.test"]}})
+
+    def found(target: str) -> tuple[str, str, bytes]:
+        request = Request()
+        request.method, request.host, request.target = "GET", b"api.test", target.encode()
+        there, path = find_destination(request, sidecar.proxy)
+        return there.upstream.label, pick(there).pool.origin.scheme, path
+
+    targets = {
+        "http://api.test/x?y=http://b.test/": ("a", "http", b"/x?y=http://b.test/"),
+        "http://api.test//": ("a", "http", b"//"),
+        "http://api.test": ("a", "http", b"/"),
+        "http://api.test?q=/": ("a", "http", b"/?q=/"),
+        "http://api.testy": ("api.testy:80", "http", b"/"),
+        "http://api.test:81/": ("a", "http", b"/"),
+        "https://api.test/": ("a", "https", b"/"),
+        "HTTP://api.test/x": ("a", "http", b"/x"),
+    }
+    assert targets == {target: found(target) for target in targets}
+    assert targets == {target: found(target) for target in targets}
+    sidecar.proxy.directory.tunnel(Origin("http", "api.test", 443))
+    for target in ("http:///x", "http://api.test@b.test/", "http://CONNECT api.test:443/"):
+        with pytest.raises(Malformed):
+            found(target)
 
 
 async def test_with_endpoints_the_host_the_app_named_is_kept_unless_told_otherwise(start_sidecar: Starter) -> None:

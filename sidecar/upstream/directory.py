@@ -55,7 +55,8 @@ class Directory:
         for state in self.configured.values():
             if state.settings.fallback is not None:
                 state.fallback = self._routed_destination(self.configured[state.settings.fallback])
-        self._by_authority: dict[bytes, Destination] = {}
+        self.authorities: dict[bytes, Destination] = {}
+        """What `forward` has found so far, by what the app wrote behind `http://`; others begin with their scheme."""
         self.hosts: dict[bytes | None, Destination | None] = {}
         """What `by_host` has found so far, for whoever looks often."""
         self.routes = Routes(
@@ -74,7 +75,7 @@ class Directory:
     def forward(self, scheme: str, authority: bytes) -> Destination:
         """For an absolute-form target."""
         key = authority if scheme == "http" else b"https://" + authority
-        found = self._by_authority.get(key)
+        found = self.authorities.get(key)
         if found is None:
             host, port = parse_authority(authority.decode("latin-1"))
             found = self._towards(scheme, host, port or DEFAULT_PORTS[scheme], authority)
@@ -82,9 +83,9 @@ class Directory:
         return found
 
     def _remember(self, key: bytes, found: Destination) -> None:
-        if len(self._by_authority) >= _REMEMBERED_AUTHORITIES:
-            self._by_authority.clear()
-        self._by_authority[key] = found
+        if len(self.authorities) >= _REMEMBERED_AUTHORITIES:
+            self.authorities.clear()
+        self.authorities[key] = found
 
     def by_host(self, written: bytes) -> Destination | None:
         """For an origin-form target whose Host an upstream lists; None when none does. Refuses a malformed one."""
@@ -130,8 +131,8 @@ class Directory:
 
     def tunnel(self, origin: Origin) -> Destination:
         """For a CONNECT: the upstream it is counted under, and a breaker of its own for that host and port."""
-        key = f"CONNECT {origin.label}".encode()
-        found = self._by_authority.get(key)
+        key = f"connect://{origin.label}".encode()
+        found = self.authorities.get(key)
         if found is None:
             name = self.router.by_host(origin.host, origin.port)
             state = self.configured[name] if name is not None else self._automatic_for(origin.host, origin.port)
@@ -233,7 +234,7 @@ class Directory:
         oldest = min(unused, key=lambda state: state.last_used)
         oldest.close()
         del self._automatic[oldest.name]
-        self._by_authority.clear()  # may still lead to the dropped one
+        self.authorities.clear()  # may still lead to the dropped one
 
 
 def _ports_of(states: Iterable[UpstreamState]) -> frozenset[int]:
