@@ -303,7 +303,7 @@ class Keeping(Retrying):
             "request_id": self._session_id(),
             "trace_id": self._trace_id(),
             "span_id": f"{trace.span_id:016x}" if isinstance(trace, Trace) else None,
-            "correlation_id": record.correlation_id,
+            "correlation_id": self._proxy.signals.redactor.text(record.correlation_id or "") or None,
             "outcome": record.outcome,
             "policy_id": record.policy_id,
             "endpoint": None if attempt is None else attempt.endpoint,

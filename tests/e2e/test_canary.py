@@ -23,6 +23,7 @@ from tests.e2e.signs import arrived
 CANARY = "c4n4ry"
 """In every secret; what follows says where it was put."""
 
+KEY = f"{CANARY}-idempotency-key"
 HEADERS = [
     f"Authorization: Bearer {CANARY}-authorization",
     f"Proxy-Authorization: Basic {CANARY}-proxy-authorization",
@@ -31,7 +32,7 @@ HEADERS = [
     f"X-Auth-Token: {CANARY}-auth-token",
     f"X-My-Secret: {CANARY}-my-secret",
     f"Referer: https://u:{CANARY}-referer@site.test/?token={CANARY}-referer-token",
-    f"Idempotency-Key: {CANARY}-idempotency-key",
+    f"Idempotency-Key: {KEY}",
     f"X-Unknown: {CANARY}-unknown-header",
 ]
 BODY = json.dumps({"password": f"{CANARY}-body", "card": f"{CANARY}-card"}).encode()
@@ -107,7 +108,9 @@ def requests(upstream: Upstream) -> Iterator[bytes]:
                 number += 1
                 body = BODY if method != "GET" else b""
                 marks = [f"x-do: {do}", f"x-id: {number}", f"x-sidecar-correlation-id: token={CANARY}-correlation"]
-                yield request(method, f"{base}{path}?{query}", *marks, *HEADERS, body=body)
+                # The key of what is kept stays readable, and each is a call of its own.
+                headers = HEADERS if method == "GET" else [line.replace(KEY, f"call-{number}") for line in HEADERS]
+                yield request(method, f"{base}{path}?{query}", *marks, *headers, body=body)
     yield request("GET", f"http://corp.test/?{QUERIES[0]}", *HEADERS)  # through a parent proxy that is not there
     yield request("GET", f"/nowhere/hooks/{CANARY}-denied?{QUERIES[0]}", *HEADERS)
     yield request("GET", f"http://169.254.169.254/?{QUERIES[0]}", *HEADERS)
@@ -190,6 +193,10 @@ async def shown_by_the_admin_port(process: Process) -> dict[str, str]:
     await look(f"/sessions/{listed[0]['session_id']}", "Accept: text/plain")
     for path in ("/config", "/upstreams", "/breakers", "/policies", "/retry-metrics?window=1h", "/errors"):
         await look(path)
+    kept = (await look("/dlq?limit=500")).json["items"]
+    assert len(kept) > 10, "failed requests are kept, or the search of the store proves nothing"
+    for letter in kept[:20]:
+        await look(f"/dlq/{letter['dlq_id']}")
     shown["/events"] = (await live_events(process)).decode()
     return shown
 
