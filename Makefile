@@ -82,6 +82,10 @@ dashboards/grafana/node_modules/.package-lock.json: dashboards/grafana/package-l
 reloads: $(VENV)/.installed-dev ## two hundred reloads under load, every second file wrong: no request notices
 	@$(PY) -m tests.reloads $(ARGS)
 
+.PHONY: ledger
+ledger: $(VENV)/.installed-dev ## 2,000 requests that fail at every send phase, then all that is safe is replayed
+	@LEDGER_ENTRIES=2000 $(PY) -m pytest -q tests/durability/test_ledger.py
+
 .PHONY: chaos
 chaos: $(VENV)/.installed-dev ## kill -9 a writing store a thousand times; no promise may break
 	@$(PY) -m tests.durability.chaos $(ARGS)
