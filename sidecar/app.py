@@ -50,7 +50,12 @@ class App:
         admin = f"{scheme}://{join_host_port(*_reached(sidecar.admin_address))}"
         made = {**self.environ, **proxy_variables(url, self.environ), "SIDECAR_ADMIN": admin}
         if intercepted_hosts(settings.upstreams.values()):
-            made |= trust(settings, self.environ, log)
+            from sidecar.authority import NoAuthority
+
+            try:
+                made |= trust(settings, self.environ, log)
+            except NoAuthority as why:  # then nothing is intercepted either
+                log.error("sidecar.run.no_authority", f"the app trusts no authority of ours: {why}")
         return made
 
 

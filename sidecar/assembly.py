@@ -26,8 +26,6 @@ from config.model import ServerCertificate
 from sidecar import __version__, clock
 from sidecar.admin.api import Api
 from sidecar.durable.trouble import Trouble
-from sidecar.front import Front
-from sidecar.guarded import Guarded
 from sidecar.inbound import Downstream
 from sidecar.listener import Listener
 from sidecar.proxy import Proxy
@@ -205,8 +203,12 @@ class Sidecar:
         loop = asyncio.get_running_loop()
         accept: Callable[[], asyncio.Protocol] = self._listener
         if self.proxy.guard is not None:
+            from sidecar.guarded import Guarded  # here and below: not for those who do not use it
+
             accept = partial(Guarded, self._listener, self.proxy.guard)
         if listen.tls is not None:
+            from sidecar.front import Front
+
             accept = partial(Front, self.proxy, accept, server_tls("listen", listen.tls))
         try:
             self._server = await loop.create_server(accept, listen.host, listen.port, backlog=_BACKLOG)

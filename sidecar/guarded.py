@@ -56,12 +56,12 @@ class Guarded(Downstream):
         if self._checking:
             return
         request = self._waiting[0] if self._waiting else None
-        if isinstance(request, GuardedRequest) and request.credentials != self._accepted:
-            credentials = request.credentials
-            if credentials is not None and self._guard.verdict(credentials) is None:
-                self._checking = True
-                clock.spawn(self._check(request, credentials), "password").add_done_callback(_heard)
-                return
+        credentials = request.credentials if isinstance(request, GuardedRequest) and not request.refusal else None
+        if credentials is not None and credentials != self._accepted and self._guard.verdict(credentials) is None:
+            assert isinstance(request, GuardedRequest)
+            self._checking = True
+            clock.spawn(self._check(request, credentials), "password").add_done_callback(_heard)
+            return
         super()._run_waiting()
 
     async def _check(self, request: GuardedRequest, credentials: bytes) -> None:

@@ -11,6 +11,7 @@ import gc
 import linecache
 import os
 import signal
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -20,10 +21,11 @@ from sidecar import (
     lean_aiohttp,  # noqa: F401  # before whatever else imports aiohttp
     memory,
 )
-from sidecar.app import App
 from sidecar.assembly import CannotStart, Sidecar
-from sidecar.child import PASSED_ON, CannotRun, Child
 from telemetry.logs import Log
+
+if TYPE_CHECKING:
+    from sidecar.app import App
 
 
 def run(loaded: Loaded, app: App | None = None) -> int:
@@ -33,19 +35,14 @@ def run(loaded: Loaded, app: App | None = None) -> int:
     linecache.clearcache()  # the sources that models read their descriptions from
     log = Log()
     try:
-        child = None if app is None else Child(app.command, umask)
-        return uvloop.run(_live(loaded, log, app, child))
-    except CannotRun as why:
-        log.detach()
-        log.error("sidecar.cannot_run", str(why))
-        return why.code
+        return uvloop.run(_live(loaded, log, app, umask))
     except CannotStart as why:
         log.detach()  # from a thread that would end with us, maybe before it has written this
         log.error("sidecar.cannot_start", str(why))
         return 1
 
 
-async def _live(loaded: Loaded, log: Log, app: App | None, child: Child | None) -> int:
+async def _live(loaded: Loaded, log: Log, app: App | None, umask: int) -> int:
     loop = asyncio.get_running_loop()
     stop_asked = asyncio.Event()
     sidecar = Sidecar(loaded, log, environ=os.environ)
@@ -63,8 +60,8 @@ async def _live(loaded: Loaded, log: Log, app: App | None, child: Child | None) 
     ticker = sidecar.proxy.ticker
     ticker.every(1.0, memory.Slack(quiet=lambda: not ticker.watched).check)
     # 4. Wait for the end: of the app, which then hears the signals itself, or the one that is asked for.
-    if app is not None and child is not None and not stop_asked.is_set():
-        return await _accompany(sidecar, app, child)
+    if app is not None and not stop_asked.is_set():
+        return await _accompany(sidecar, app, umask)
     await stop_asked.wait()
     # 5. Drain. A second signal ends it at once.
     grace = sidecar.proxy.settings.shutdown_grace
@@ -75,12 +72,18 @@ async def _live(loaded: Loaded, log: Log, app: App | None, child: Child | None) 
     return 0 if await sidecar.stop() else 1
 
 
-async def _accompany(sidecar: Sidecar, app: App, child: Child) -> int:
+async def _accompany(sidecar: Sidecar, app: App, umask: int) -> int:
     """As long as the app lives; then its last calls are finished."""
+    from sidecar.child import PASSED_ON, CannotRun, Child
+
     loop = asyncio.get_running_loop()
+    child = Child(app.command, umask)
     try:
         child.start(app.environment(sidecar), loop)
         code = await child.ended()
+    except CannotRun as why:
+        sidecar.log.error("sidecar.cannot_run", str(why))
+        code = why.code
     finally:
         for number in PASSED_ON:
             loop.remove_signal_handler(number)

@@ -23,7 +23,6 @@ from sidecar.clock import Ticker
 from sidecar.durable.kept import Kept
 from sidecar.egress import Egress
 from sidecar.forced import ForcedStates
-from sidecar.guard import Guard
 from sidecar.handshakes import Handshakes
 from sidecar.intercept import Interception
 from sidecar.policy.breaker import Breaker
@@ -39,6 +38,7 @@ from telemetry.logs import Log
 from telemetry.signals import Signals
 
 if TYPE_CHECKING:
+    from sidecar.guard import Guard
     from sidecar.listener import Listener
     from sidecar.request import Request
 
@@ -102,7 +102,11 @@ class Proxy:
         self.tunnels: set[Tunnel] = set()
         self.handshakes = Handshakes(self)
         self.interception = Interception(self)
-        self.guard = None if settings.listen.auth is None else Guard(settings.listen.auth)
+        self.guard: Guard | None = None
+        if settings.listen.auth is not None:
+            from sidecar.guard import Guard
+
+            self.guard = Guard(settings.listen.auth)
         self._id_prefix = clock.unguessable(16).encode()
         self.next_session_id = _session_ids(self._id_prefix).__next__
         self.date_line = b""

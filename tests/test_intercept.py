@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import ssl
 import stat
 from pathlib import Path
@@ -361,10 +360,10 @@ async def test_a_client_hello_in_single_bytes_is_understood(opened: Any) -> None
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"GET / HTTP/1.1\r\nHost: api.test\r\n\r\n", b"\x00" * 64, b"SSH-2.0-x\r\n", os.urandom(200)]
+    "garbage", [b"GET / HTTP/1.1\r\nHost: api.test\r\n\r\n", b"\x00" * 64, b"SSH-2.0-x\r\n", bytes(range(200, 0, -1))]
 )
 async def test_garbage_instead_of_tls_is_counted_and_closed(opened: Any, garbage: bytes) -> None:
-    its = await opened(always(OK), limits={"head_timeout": 1.0})  # random bytes may announce a record that never comes
+    its = await opened(always(OK), limits={"head_timeout": 1.0})  # some may announce a record that never comes
     app = await its.connect()
     await app.send(garbage)
     assert await _ended(app)
@@ -388,7 +387,6 @@ async def test_garbage_right_behind_the_connect_is_closed_too(opened: Any) -> No
 async def test_a_client_that_stays_silent_is_closed_in_time(opened: Any) -> None:
     its = await opened(always(OK), limits={"head_timeout": 0.3})
     app = await its.connect()
-    assert 1 == len(its.sidecar.proxy.handshakes)
     assert await app.closed()
     await until(lambda: its.errors("timeout") == 1)
     assert 0 == len(its.sidecar.proxy.handshakes)

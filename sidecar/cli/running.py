@@ -34,9 +34,12 @@ def run(chosen: argparse.Namespace) -> int:
         print(wrong if isinstance(wrong, ConfigError) else f"sidecar run: {wrong}", file=sys.stderr)
         return 2
     from sidecar import lifecycle  # not before the configuration is known to be good: it is most of the start
+
+    if chosen.behind is None:
+        return lifecycle.run(loaded)
     from sidecar.app import App
 
-    return lifecycle.run(loaded, None if chosen.behind is None else App(chosen.behind, before))
+    return lifecycle.run(loaded, App(chosen.behind, before))
 
 
 def _meant(loaded: Loaded, hosts: list[str], *, for_command: bool) -> dict[str, str]:

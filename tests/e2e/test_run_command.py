@@ -122,6 +122,15 @@ async def test_a_sidecar_that_cannot_start_does_not_start_the_command(tmp_path: 
     assert not (tmp_path / "ran").exists()
 
 
+async def test_an_authority_that_cannot_be_used_does_not_keep_the_command_from_running(tmp_path: Path) -> None:
+    (tmp_path / "sidecar-data" / "ca").mkdir(parents=True)
+    (tmp_path / "sidecar-data" / "ca" / "authority.pem").write_text("scratched")
+    ran = await sidecar_run(tmp_path, "--intercept", "api.test", "--", PYTHON, "-c", PRINT_ENVIRONMENT)
+    assert 0 == ran.code, ran.err
+    assert "sidecar ca rotate" in ran.err
+    assert "SSL_CERT_FILE" not in json.loads(ran.out)
+
+
 async def started(folder: Path, program: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *(PYTHON, "-m", "sidecar", "run", "--", PYTHON, "-u", "-c", program),
