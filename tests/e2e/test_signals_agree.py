@@ -151,7 +151,7 @@ CASES = {
         [(503, T)],
         T,
         spans=(ERROR, [ERROR]),
-        events=["retry_failure"],
+        events=["dead_lettered", "retry_failure"],
         suppressed="not_resendable",
     ),
     "budget": Case(
@@ -413,7 +413,10 @@ def events_and_error_records_tell_it(case: Case, seen: Seen) -> None:
     assert case.events == [event["event_type"] for event in seen.events]
     for event in seen.events:
         assert (session["session_id"], session["trace_id"]) == (event["session_id"], event["correlation_id"])
-        assert session["outcome"] == event["context"]["outcome"]
+        if event["event_type"] == "dead_lettered":  # before the answer: the id is in it, the outcome is not known yet
+            assert session["dlq_id"] == event["context"]["dlq_id"]
+        else:
+            assert session["outcome"] == event["context"]["outcome"]
     resent = [event for event in seen.events if event["event_type"] == "retry_attempt"]
     assert list(range(2, len(case.tries) + 1)) == [event["attempt"] for event in resent]
     assert [code for _, code in case.tries[:-1]] == [event["context"]["last_error"]["type"] for event in resent]
