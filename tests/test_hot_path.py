@@ -168,3 +168,22 @@ def test_what_exists_after_the_start_is_out_of_the_collectors_sight(tmp_path: Pa
     assert frozen[0] == "frozen" and int(frozen[1]) > 10_000
     assert ["threshold", "50000"] == threshold
     assert 0 == process.returncode
+
+
+async def test_a_plain_get_runs_no_code_of_what_keeps_requests(healthy: Any) -> None:
+    _, app = await healthy()
+    ran: set[str] = set()
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        if event == "call":
+            ran.add(Path(frame.f_code.co_filename).stem + "." + frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        app.writer.write(GET.encode())
+        assert b"200 OK" in await app.reader.readuntil(b"hello")
+    finally:
+        sys.setprofile(None)
+    assert "exchange.run" in ran, "or this sees nothing"
+    parts = ("keeping.", "once.", "posting.", "kept.", "tee.", "errand.", "senders.")
+    assert set() == {name for name in ran if name.startswith(parts)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from sidecar.durable.filters import Filter
@@ -11,7 +12,7 @@ from sidecar.durable.replay import Replayer
 from sidecar.durable.replay_job import ENDED, Order
 from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.upstream import Talk, answer
-from tests.test_dead_letters_live import KEYED, POST, QUICK, letters_of
+from tests.test_dead_letters_live import KEYED, POST, QUICK, letters_of, until
 
 OLD, NEW = b"Basic YXBwOm9sZA==", b"Basic YXBwOm5ldw=="  # of app:old and app:new
 UNAVAILABLE = answer(b"", "503 Service Unavailable")
@@ -175,3 +176,29 @@ async def test_a_job_replays_all_that_is_safe_and_leaves_the_rest(
     assert ("done", 5) == (job.state, job.outcomes["completed"])
     left = [entry for entry in (await durable.listing.page(Filter())).items if entry.status == "pending"]
     assert ["needs_key"] == [entry.verdict for entry in left]
+
+
+async def test_somebody_is_told_once_when_requests_begin_to_be_kept(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    async def listening(talk: Talk) -> None:
+        while True:
+            await talk.read_request()
+            await talk.send(answer(b""))
+
+    upstream, hook = await start_upstream(Provider()), await start_upstream(listening)
+    sidecar = await start_sidecar(
+        upstreams=route(upstream, breaker={"enabled": False}),
+        policies=QUICK,
+        dead_letter={"notify_url": f"{hook.url}/hook"},
+    )
+    app = await sidecar.app()
+    replies = [await app.ask(KEYED.replace("Key: k", f"Key: k{number}")) for number in range(3)]
+    await until(lambda: hook.bodies)
+    (told,) = [json.loads(body) for body in hook.bodies]
+    assert ("dead_lettered", "u", replies[0].get("x-sidecar-dlq-id")) == (
+        told["event"],
+        told["upstream"],
+        told["dlq_id"],
+    )
+    assert {"exhausted": 3} == sidecar.outcomes, "a notice is no request of an app"
