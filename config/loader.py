@@ -7,6 +7,7 @@ does not hide the next mistake. Only this file knows where a value came from.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +27,13 @@ from config.problems import ConfigError, Problem, dotted, shown_value
 from config.runtime import NOTHING_SET, Runtime
 from config.tokens import token_problems
 
-__all__ = ["ConfigError", "Loaded", "Origin", "Problem", "load"]
+__all__ = ["ConfigError", "Loaded", "Origin", "Problem", "as_far_as_valid", "load"]
 
 Origin = Literal["default", "file", "environment", "runtime"]
 PATH_VARIABLE = "SIDECAR_CONFIG"
 _LARGEST_FILE = 4 * 1024 * 1024
 _NOT_GIVEN = object()
+_WITH_ADDRESSES = re.compile(r"^(?:admin|probes):.*?(?=^[^\s#]|\Z)", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,36 @@ def load(
     merged = overlay(document.data or {}, environ)
     merged.data = runtime.over(merged.data)
     return _Loading(path, text, document, merged, runtime).finish()
+
+
+def as_far_as_valid(path: Path | None, environ: Mapping[str, str]) -> Settings | None:
+    """What is right in a configuration that has mistakes: to find the sidecar that runs on with an earlier one, never
+    to start one. Of a file that is not YAML, the sections with its addresses, if they can be read alone. None when
+    the mistake may be about the addresses themselves."""
+    try:
+        text = _read(path or Path(environ.get(PATH_VARIABLE, "")), None).decode("utf-8-sig")
+        data = _data_or_addresses(text)
+    except (ConfigError, UnicodeDecodeError, UnreadableDocument):
+        return None
+    if not isinstance(data, dict):
+        return None
+    settings, explanations, _ = _validated(overlay(data, environ).data)
+    doubtful: list[KeyPath] = [("admin",), ("probes",)]
+    wrong = {explanation.path[:1] for explanation in explanations}
+    if "admin" not in data:  # it may be misspelt
+        doubtful += [explanation.path for explanation in explanations if len(explanation.path) == 1]
+    return None if wrong.intersection(doubtful) else settings
+
+
+def _data_or_addresses(text: str) -> Any:
+    """Raises UnreadableDocument."""
+    try:
+        return parse(text).data or {}
+    except UnreadableDocument:
+        sections = "".join(_WITH_ADDRESSES.findall(text))
+        if "admin" in text and "admin:" not in sections:
+            raise
+        return parse(sections).data or {}
 
 
 def _read(path: Path, named_by: str | None) -> bytes:

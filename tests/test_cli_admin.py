@@ -457,6 +457,8 @@ async def test_another_program_or_the_proxys_own_port_is_not_taken_for_an_admin_
         answer(b"{not json", "200 OK", "Content-Type: application/json"),
         answer(b"gone", "404 Not Found"),
         answer(b"[]", "500 No"),
+        answer(b"{}", "200 OK", "Content-Type: application/json"),
+        answer(b"[1]", "200 OK", "Content-Type: application/json"),
         b"SSH-2.0-OpenSSH\r\n",
     ):
         stranger = await start_upstream(always(reply))
@@ -490,9 +492,32 @@ def test_a_configuration_that_cannot_be_used_is_told_with_the_way_around(tmp_pat
     said = capsys.readouterr().err
     assert "use --admin URL" in said
     assert f"{file}:1: admn" in said
+    for wrong in ("admin: {port: x}\n", "admin:\n  port: [1\n", "{admin: {port: 1}, a: [}\n", "- admin\n"):
+        file.write_text(wrong)
+        assert 2 == main(["sessions", "-c", str(file)])
+        assert "use --admin URL" in capsys.readouterr().err
     file.write_text("admin: {port: 0}\n")
     assert 2 == main(["sessions", "-c", str(file)])
     assert "any free one" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_bare")
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "admin: {port: PORT}\nupstreams: {a: {braker: {}}}\n",
+        "listn: {}\nadmin:\n  port: PORT\n  # of the tests\n",
+        "admin:\n  port: PORT\nupstreams:\n  a: [\n",
+        'version: "2.0.0"\nadmin: {port: PORT}\n',
+    ],
+)
+async def test_a_mistake_elsewhere_in_the_file_does_not_hide_the_sidecar_that_runs_on(
+    broken: str, sidecar: Running, tmp_path: Path
+) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(broken.replace("PORT", str(sidecar.admin_address[1])))
+    assert (0, "Retries are on.\n") == (ended := await here("retries", "-c", str(file)))[:2], ended
+    assert (0, "ready\n", "") == await here("health", "-c", str(file))
 
 
 @pytest.mark.usefixtures("_bare")

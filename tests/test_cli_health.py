@@ -37,6 +37,14 @@ async def test_one_that_drains_is_not_and_the_reason_is_told(start_sidecar: Star
     assert (1, "", "sidecar health: not ready: draining\n") == ended
 
 
+async def test_one_whose_new_configuration_was_refused_is_ready_and_the_reason_is_told(start_sidecar: Starter) -> None:
+    sidecar = await start_sidecar()
+    sidecar.reloading.refused = "s.yaml:1: listn: unknown key"
+    ended = await here("health", "--admin", "http://127.0.0.1:{1}".format(*sidecar.admin_address))
+    assert (0, "ready\n") == (ended.code, ended.out)
+    assert "sidecar health: runs on an earlier configuration: s.yaml:1: listn: unknown key\n" == ended.err
+
+
 async def test_nothing_there_is_not_healthy() -> None:
     ended = await here("health", "--admin", "http://127.0.0.1:1")
     assert (1, "") == (ended.code, ended.out)

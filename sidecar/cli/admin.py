@@ -17,8 +17,11 @@ import ssl
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
+
+if TYPE_CHECKING:
+    from config.model import Settings
 
 DEFAULT = "http://127.0.0.1:4141"
 VARIABLE = "SIDECAR_ADMIN"
@@ -79,22 +82,32 @@ def find_address(chosen: argparse.Namespace, environ: Mapping[str, str]) -> Addr
         return _parsed(environ[VARIABLE], VARIABLE)
     if chosen.config is None and not any(_configures(name) for name in environ):
         return _parsed(DEFAULT, "the default")
-    from config.loader import ConfigError, load  # a third of a second, so only when there is something to read
-
-    try:
-        loaded = load(chosen.config, environ)
-    except ConfigError as wrong:
-        raise Failed(
-            f"the configuration that names the admin port cannot be read; use --admin URL\n{wrong}", 2
-        ) from None
-    admin = loaded.settings.admin
-    named_by = f"admin in {loaded.path}" if loaded.path is not None else "the environment"
+    settings, named_by = configured(chosen.config, environ)
+    admin = settings.admin
+    named_by = f"admin in {named_by}" if named_by else "the environment"
     if admin.port == 0:
         raise Failed(f"the admin port is any free one (port 0, {named_by}); use --admin URL with that of the log", 2)
     host = on_this_machine(admin.host)
     if admin.tls is None:
         return Address(host, admin.port, named_by)
     return Address(host, admin.port, named_by, "https", admin.tls.cert)
+
+
+def configured(config: Path | None, environ: Mapping[str, str]) -> tuple[Settings, str]:
+    """The configuration and its file. What is valid of one with mistakes: a sidecar may be running on with an earlier
+    one, and now is when somebody wants to talk to it."""
+    from config.loader import ConfigError, as_far_as_valid, load  # a third of a second, so only when needed
+
+    try:
+        loaded = load(config, environ)
+    except ConfigError as wrong:
+        settings = as_far_as_valid(config, environ)
+        if settings is None:
+            raise Failed(
+                f"the configuration that names the admin port cannot be read; use --admin URL\n{wrong}", 2
+            ) from None
+        return settings, f"{config or environ.get('SIDECAR_CONFIG') or 'the environment'}, which has mistakes"
+    return loaded.settings, "" if loaded.path is None else str(loaded.path)
 
 
 def on_this_machine(host: str) -> str:
@@ -164,6 +177,17 @@ def _trust(address: Address, ca: Path | None) -> ssl.SSLContext | None:
             named_by = "--ca" if ca is not None else address.named_by
             raise Failed(f"{named_by}: {trusted} cannot be used as an authority: {why}", 2) from None
     return context
+
+
+class _Answer(dict[str, Any]):
+    """An answer of a sidecar has what its commands look for; one that has not is somebody else's."""
+
+    def __init__(self, told: Mapping[str, Any], stranger: str) -> None:
+        super().__init__(told)
+        self._stranger = stranger
+
+    def __missing__(self, key: str) -> Any:
+        raise Failed(self._stranger)
 
 
 class Admin:
@@ -287,8 +311,8 @@ class Admin:
 
     def _json(self, answer: tuple[str, bytes]) -> Any:
         try:
-            return json.loads(answer[1])
-        except ValueError:
+            return _Answer(json.loads(answer[1]), self._stranger())
+        except (ValueError, TypeError):
             raise Failed(self._stranger()) from None
 
     def _refused(self, status: int, data: bytes) -> Failed:

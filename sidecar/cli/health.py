@@ -11,10 +11,11 @@ import http.client
 import json
 import os
 import ssl
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from sidecar.cli.admin import VARIABLE, Address, Failed, find_address, on_this_machine, telling_failures
+from sidecar.cli.admin import VARIABLE, Address, Failed, configured, find_address, on_this_machine, telling_failures
 
 _PATIENCE = 2.0
 FIRST_PROCESS = Path("/proc/1/cmdline")
@@ -34,6 +35,9 @@ def health(chosen: argparse.Namespace) -> int:
         raise Failed(f"not ready: {told['reason']}")
     else:
         raise Failed(f"what answers at {address.url} ({address.named_by}) is not a sidecar: it says {status}")
+    configuration = told.get("configuration")
+    if isinstance(configuration, dict) and configuration.get("refused"):
+        print(f"sidecar health: runs on an earlier configuration: {configuration['refused']}", file=sys.stderr)
     print(json.dumps({"status": shown[0]}) if chosen.json else shown[1])
     return 0
 
@@ -59,13 +63,7 @@ def _probes(chosen: argparse.Namespace, environ: Mapping[str, str]) -> Address |
     named = any(name == "SIDECAR_CONFIG" or name.upper().startswith("SIDECAR__PROBES") for name in environ)
     if chosen.admin is not None or environ.get(VARIABLE) or not (named or chosen.config is not None):
         return None
-    from config.loader import ConfigError, load  # a third of a second, so only when there is something to read
-
-    try:
-        loaded = load(chosen.config, environ)
-    except ConfigError:
-        return None  # asking for the admin port's address tells what is wrong with it
-    probes = loaded.settings.probes
+    probes = configured(chosen.config, environ)[0].probes
     return None if probes is None or probes.port == 0 else Address(on_this_machine(probes.host), probes.port, "probes")
 
 
