@@ -37,6 +37,8 @@ from telemetry.logs import Log
 
 # Connections that were accepted but not yet served when a drain begins get this long to bring their request.
 _LAST_REQUESTS = 0.5
+# What was cut off at the end of the grace gets this long to say what is to be kept of it.
+_LAST_WORDS = 0.1
 _BACKLOG = 4096
 # A query with every parameter at its longest, percent-encoded.
 _ADMIN_TARGET = 65_536
@@ -163,7 +165,7 @@ class Sidecar:
             tunnel.close()
         for connection in self._downstreams():
             connection.cut_off()
-        await clock.sleep(0)
+        await clock.sleep(0 if in_time else _LAST_WORDS)
         if self._watching is not None:
             await self._watching
         await proxy.kept.close()  # what it still sends needs the upstreams

@@ -7,6 +7,7 @@ about; no other call pays. A store in trouble lets the call through unprotected,
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from sidecar.policy.resend import APP_KEY, IDEMPOTENT, honoured
 from sidecar.relay import AppSink
 
 if TYPE_CHECKING:
-    from sidecar.durable.idempotency import Call, Gate, Proceed, Response
+    from sidecar.durable.idempotency import Call, Gate, Hit, Proceed, Refuse, Response
     from sidecar.durable.layers import Durable
     from sidecar.durable.successes import Success
     from telemetry.record import Session
@@ -61,7 +62,7 @@ class Once(Keeping):
             return
         try:
             durable = await self._proxy.kept.open()
-            found = await durable.gate.begin(self._call(digest))
+            found = await self._begin(durable.gate, self._call(digest))
         except Trouble as trouble:
             self.record.unkept = f"its idempotency key was not checked, because {trouble.message}"
             return
@@ -86,6 +87,14 @@ class Once(Keeping):
                 outcome="deduplicated",
             )
         self._ticket = durable.gate, found
+
+    async def _begin(self, gate: Gate, call: Call) -> Proceed | Hit | Refuse:
+        asking = self._proxy.kept.background(gate.begin(call), "ask about a key")
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:  # the app has gone; its mark must not keep a repeat waiting
+            self._proxy.kept.beside(_withdrawn(gate, asking), "withdraw a call")
+            raise
 
     async def _payload_digest(self) -> str:
         """Of the whole body, which is waited for; of one that is too large to be kept only its size counts."""
@@ -207,6 +216,17 @@ class Once(Keeping):
             session_id=self._session_id(),
         )
         self._proxy.kept.beside(_told(durable, success), "tell of a success")
+
+
+async def _withdrawn(gate: Gate, asking: asyncio.Task[Proceed | Hit | Refuse]) -> None:
+    from sidecar.durable.idempotency import Proceed
+
+    try:
+        found = await asking
+    except Trouble:
+        return
+    if isinstance(found, Proceed):
+        await gate.failed(found)
 
 
 async def _told(durable: Durable, success: Success) -> None:

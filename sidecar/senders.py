@@ -52,7 +52,7 @@ class Senders:
             delay=self._delay,
             outbox_keep=max([upstream.outbox.keep for upstream in settings.upstreams.values()], default=604_800.0),
         )
-        notifier = Notifier(settings.dead_letter, self._notify)
+        durable.notifier = notifier = Notifier(settings.dead_letter, self._notify)
         durable.letters.on_kept = lambda failure, kept: notifier.kept(
             failure.upstream, failure.error_class, kept.dlq_id
         )

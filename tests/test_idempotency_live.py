@@ -201,3 +201,21 @@ async def test_keys_that_are_switched_off_or_on_reads_write_nothing(
     for _ in range(2):
         assert 200 == (await app.ask(post())).status
     assert (4, None) == (len(upstream.requests), off.proxy.kept.durable)
+
+
+async def test_an_app_that_goes_away_leaves_no_mark_that_keeps_its_repeat_waiting(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    upstream = await start_upstream(counting())
+    sidecar = await start_sidecar(upstreams=route(upstream))
+    await sidecar.proxy.kept.open()
+    for number in range(20):  # one of them goes while its key is being checked
+        app = await App.connect(sidecar.address)
+        await app.send(post(f"k{number}"))
+        await asyncio.sleep(number * 0.0005)
+        app.close()
+    app = await sidecar.app()
+    for number in range(20):
+        async with asyncio.timeout(15):
+            while 201 != (await app.ask(post(f"k{number}"))).status:
+                await asyncio.sleep(0.02)

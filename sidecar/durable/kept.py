@@ -121,8 +121,9 @@ class Kept:
 
     async def close(self) -> None:
         self._closed = True
-        if self._background:
-            await asyncio.wait(self._background, timeout=_LAST_WRITES)
+        deadline = clock.monotonic() + _LAST_WRITES
+        while self._background and clock.monotonic() < deadline:
+            await asyncio.wait(self._background, timeout=deadline - clock.monotonic())
         if self._opening is not None:
             await asyncio.wait([self._opening])
         if self.durable is not None:

@@ -22,6 +22,7 @@ from sidecar.durable.export import Files
 from sidecar.durable.idempotency import Gate
 from sidecar.durable.jobs import Jobs
 from sidecar.durable.listing import Listing
+from sidecar.durable.notify import Notifier
 from sidecar.durable.operator import Operator
 from sidecar.durable.orders import Orders
 from sidecar.durable.outbox import Lookup, Outbox
@@ -69,6 +70,7 @@ class Durable:
         self.replayer: Replayer | None = None
         self.outbox: Outbox | None = None
         self.jobs: Jobs | None = None
+        self.notifier: Notifier | None = None
         self.job_counts: dict[str, int] = {}
         self._outbox_keep = 604_800.0
         self._chores: asyncio.Task[None] | None = None
@@ -133,6 +135,8 @@ class Durable:
         self.letters.settings = settings
         self.letters.registry = registry
         self.store.min_free_bytes = settings.min_free_bytes
+        if self.notifier is not None:
+            self.notifier.settings = settings
         self._judge_anew = True
         if self._judging is None or self._judging.done():
             self._judging = clock.spawn(self._judge_all(), "judge dead letters anew")

@@ -23,7 +23,7 @@ class Notifier:
     """`post` sends JSON to a url; whatever it raises is counted."""
 
     def __init__(self, settings: DeadLetterStore, post: Post, now: Callable[[], float] = clock.wall) -> None:
-        self._settings = settings
+        self.settings = settings
         self._post = post
         self._now = now
         self._told: dict[tuple[str, str], tuple[float, int]] = {}
@@ -32,11 +32,11 @@ class Notifier:
 
     def kept(self, upstream: str, code: str, dlq_id: str) -> None:
         """Called for every entry; sends for the first one of a window."""
-        url, now, key = self._settings.notify_url, self._now(), (upstream, code)
+        url, now, key = self.settings.notify_url, self._now(), (upstream, code)
         if url is None:
             return
         last, unsaid = self._told.get(key, (None, 0))
-        if last is not None and now - last < self._settings.notify_window:
+        if last is not None and now - last < self.settings.notify_window:
             self._told[key] = (last, unsaid + 1)
             return
         if len(self._told) >= _MOST:
