@@ -6,10 +6,8 @@ Law: draws only what it is given. Numbers, colours, legends and places come from
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 
@@ -19,95 +17,13 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from PIL import Image
 
-from tests.doubles.prometheus import Series
+from dashboards.drawn import Drawn, Json, color, shown
 
-Json = dict[str, Any]
 BACKGROUND, CARD, TEXT, FAINT = "#111217", "#181b1f", "#d0d2d8", "#6b6f76"
-PALETTE = "#73bf69 #f2cc0c #5794f2 #ff9830 #b877d9 #f2495c #8ab8ff #fade2a #96d98d #ffb357 #ca95e5 #e0b400".split()
-NAMED = {
-    "green": "#73bf69", "light-green": "#96d98d", "red": "#f2495c", "dark-red": "#c4162a", "orange": "#ff9830",
-    "dark-orange": "#fa6400", "yellow": "#fade2a", "blue": "#5794f2", "light-blue": "#8ab8ff",
-    "super-light-blue": "#c0d8ff", "purple": "#b877d9",
-}  # fmt: skip
 UNIT, GAP = 0.34, 0.12
 """Inches for one step of Grafana's grid, and between panels."""
 PHASES = {"errors": "#ff9830", "down": "#f2495c", "recovering": "#5794f2", "replay": "#b877d9"}
 """What tints the time of each phase, faintly; well is not tinted."""
-
-
-def color(name: str) -> str:
-    return NAMED.get(name, name)
-
-
-def shown(value: float, unit: str) -> str:
-    """A number as a person reads it."""
-    if unit == "percentunit":
-        return f"{value * 100:.3g} %" if value < 10 else f"{value * 100:.0f} %"
-    if unit == "s":
-        if value < 0.001:
-            return f"{value * 1e6:.3g} µs"
-        return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
-    if unit in ("bytes", "Bps"):
-        for word in ("B", "KiB", "MiB", "GiB", "TiB"):
-            if value < 1024 or word == "TiB":
-                return f"{value:.3g} {word}" + ("/s" if unit == "Bps" else "")
-            value /= 1024
-    after = {"reqps": " req/s", "ops": " /s"}.get(unit, "")
-    return f"{value:.0f}{after}" if value >= 100 or value == int(value) else f"{value:.3g}{after}"
-
-
-def legend(target: Json, series: Series) -> str:
-    text = target["legendFormat"]
-    if text == "__auto":
-        return " ".join(series.labels.values())
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: series.labels.get(found[1], ""), text)
-
-
-class Drawn:
-    """One panel to draw into: its JSON, its answers (per target) and the time they span."""
-
-    def __init__(self, panel: Json, answers: Sequence[Sequence[Series]], began: float, phases: Json) -> None:
-        self.panel = panel
-        self.defaults = panel["fieldConfig"]["defaults"]
-        self.unit = self.defaults["unit"]
-        self.began = began
-        self.phases = phases
-        self.answers = answers
-        self.lines = [
-            (legend(target, each), each)
-            for target, found in zip(panel["targets"], answers, strict=True)
-            for each in found
-        ]
-
-    def fixed(self, name: str, place: int) -> str:
-        for override in self.panel["fieldConfig"]["overrides"]:
-            kind, wanted = override["matcher"]["id"], override["matcher"]["options"]
-            if wanted == name or (kind == "byRegexp" and re.search(wanted.strip("/"), name)):
-                for each in override["properties"]:
-                    if each["id"] == "color":
-                        return color(each["value"]["fixedColor"])
-        return PALETTE[place % len(PALETTE)]
-
-    def judged(self, value: float, steps: Sequence[Json] | None = None) -> str:
-        chosen = "green"
-        for step in steps or self.defaults["thresholds"]["steps"]:
-            if step["value"] is None or value >= step["value"]:
-                chosen = step["color"]
-        return color(chosen)
-
-    def seconds(self, series: Series) -> list[float]:
-        return [at - self.began for at, _ in series.points]
-
-    def broken(self, series: Series) -> tuple[list[float], list[float]]:
-        """Times and values with a hole wherever a second is missing: a gap stays a gap."""
-        moments, values = [], []
-        for moment, value in zip(self.seconds(series), series.values, strict=True):
-            if moments and moment - moments[-1] > 1.5:
-                moments.append(moment)
-                values.append(float("nan"))
-            moments.append(moment)
-            values.append(value)
-        return moments, values
 
 
 def _number(at: Axes, drawn: Drawn) -> None:
@@ -173,7 +89,7 @@ def _keys(at: Axes, names: Sequence[str]) -> None:
     """The legend, in as many columns as its longest name leaves room for."""
     if names:
         inches = at.get_position().width * at.figure.get_size_inches()[0]
-        columns = max(1, min(6, int(inches / (0.35 + 0.072 * max(map(len, names))))))
+        columns = max(1, min(6, int(inches / (0.35 + 0.063 * max(map(len, names))))))
         at.legend(
             loc="upper left", bbox_to_anchor=(0, -0.17), ncols=columns, fontsize=7.5, frameon=False, labelcolor=TEXT,
             handlelength=1, columnspacing=1, borderaxespad=0,
@@ -310,6 +226,7 @@ def _axis(at: Axes, drawn: Drawn) -> None:
     for phase, (start, ended) in drawn.phases.items():
         if phase in PHASES:
             at.axvspan(start - drawn.began, ended - drawn.began, color=PHASES[phase], alpha=0.1, linewidth=0)
+    at.axvline(drawn.now - drawn.began, color=TEXT, linestyle=":", linewidth=0.8)
     at.set_xticks([(start - drawn.began) for start, _ in drawn.phases.values()], list(drawn.phases), ha="left")
     if not drawn.lines:
         at.text(

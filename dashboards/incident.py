@@ -113,7 +113,8 @@ class _Conversation(BaseHTTPRequestHandler):
 
 class App:
     """Calls `url` so many times a second, whatever comes back: seven GETs, two POSTs with a key and one without. One
-    key in twenty is used twice, as by an app that did not hear the answer."""
+    key in twenty is used twice, as by an app that did not hear the answer; one call in a hundred goes to the
+    outbox."""
 
     def __init__(self, url: str, rate: float, workers: int = 24) -> None:
         parts = urlsplit(url)
@@ -126,6 +127,8 @@ class App:
         self._threads: list[threading.Thread] = []
         self.seen: Counter[str] = Counter()
         """Answers by outcome, as the sidecar told them."""
+        self.kept: set[str] = set()
+        """The dead letters that answers named."""
 
     def start(self) -> App:
         began = time.monotonic()
@@ -154,15 +157,20 @@ class App:
         kind = (3 * number + number // 10) % 10
         if kind >= 7:
             headers = {"content-type": "application/json"}
-            if kind != 9:
-                if kind == 8 and number % 10 == 0:
-                    number -= 10  # the same call as ten before, which was one with a key
+            if kind == 8 and number % 10 == 0:
+                number -= 10  # the same call as ten before, which was one with a key
+            handed_over = kind == 9 and number // 10 % 10 == 0
+            if handed_over:
+                headers["prefer"] = "respond-async"
+            if kind != 9 or handed_over:
                 headers["idempotency-key"] = f"call-{number}-{id(self)}"
             method, body = "POST", b'{"number": %d}' % number
         try:
             connection.request(method, f"{self._path}{number % 10}", body, headers)
             with connection.getresponse() as response:
                 response.read()
+                if kept := response.getheader("x-sidecar-dlq-id"):
+                    self.kept.add(kept)
                 return response.getheader("x-sidecar-outcome") or "none"
         except (OSError, http.client.HTTPException):
             connection.close()

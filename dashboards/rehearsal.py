@@ -95,18 +95,33 @@ class Played:
         self.phases[phase] = (began, time.time())  # noqa: TID251 - … here too
 
     def drain(self) -> None:
-        """What an operator does when the upstream is well again: look, send what is safe, give up the rest."""
+        """What an operator does when the upstream is well again: look, send what is safe, give up the rest. Over when
+        Prometheus knows that nothing waits any more."""
+        self.watch_until('sum(sidecar_breaker_state{state="closed"}) == count(sidecar_breaker_state{state="closed"})')
         safe = {"filter": {"status": "pending"}, "rate": 50}
         self.dry_run = self.ask("POST", "/dlq/replay", {**safe, "dry_run": True})["dry_run"]
         job = self.ask("POST", "/dlq/replay", safe)["replay"]["job_id"]
-        deadline = time.monotonic() + 30
-        while self.replayed.get("state") not in ("done", "paused") and time.monotonic() < deadline:
+        deadline = time.monotonic() + 60
+        while self.replayed.get("state") != "done":
             self.watch(0.5)
             self.replayed = self.ask("GET", f"/dlq/replays/{job}")
+            if self.replayed["state"] == "paused":  # one of them met a breaker that had not closed yet
+                self.ask("POST", f"/dlq/replays/{job}/resume", {})
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the replay does not end: {self.replayed}")
         while page := self.ask("GET", "/dlq?status=pending&limit=100")["items"]:
             for entry in page:
                 self.ask("DELETE", f"/dlq/{entry['dlq_id']}?reason=nobody%20knows%20whether%20it%20was%20executed")
                 self.discarded += 1
+        self.watch_until("sum(sidecar_dlq_entries) == 0")
+
+    def watch_until(self, expr: str) -> None:
+        """Until the expression has a result."""
+        deadline = time.monotonic() + 60
+        while not self.prometheus.now(expr):
+            self.watch(0.5)
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"waited 60 s for {expr}")
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """What the admin port answers; a refusal is an error that tells its reason."""

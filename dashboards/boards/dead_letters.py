@@ -151,7 +151,7 @@ def _replays() -> Line:
                 "reqps",
                 Query("sum by (reason) (rate(sidecar_dlq_enqueued_total{$S}[$W]))", "{{reason}}"),
                 Query('sum(rate(sidecar_dlq_replayed_total{$S,outcome="completed"}[$W]))', "out"),
-                colors={"out": GREEN},
+                colors={"out": "purple"},
                 overrides=[links_on("/^(?!out$)/", dead_letters_link(error_class="${__field.labels.reason}"))],
             ),
             series(

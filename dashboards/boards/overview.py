@@ -192,16 +192,17 @@ def _times() -> Line:
                 "Time from the app's request to the last byte of its answer. The dots are exemplars: click one for its "
                 "trace. Rising p99 with a flat p50 is a few slow calls, often retries; both rising is a slow upstream.",
                 "s",
-                Query(quantile(0.5, LATENCY), "p50", exemplars=True),
-                Query(quantile(0.95, LATENCY), "p95", exemplars=True),
+                Query(quantile(0.5, LATENCY), "p50"),
+                Query(quantile(0.95, LATENCY), "p95"),
                 Query(quantile(0.99, LATENCY), "p99", exemplars=True),
                 colors={"p50": GREEN, "p95": ORANGE, "p99": RED},
                 links=[sessions_link(), traces_link("span.sidecar.session.attempts>1")],
             ),
             series(
                 "Sidecar's own overhead p50/p99",
-                "App-visible time minus attempts and waiting: what the sidecar itself costs. Above a few milliseconds "
-                "the sidecar lacks CPU: see «Event-loop lag» in «Sidecar internals».",
+                "App-visible time minus attempts and waiting: what the sidecar itself costs. A p50 above a few "
+                "milliseconds: it lacks CPU, see «Event-loop lag» in «Sidecar internals». A p99: calls with an "
+                "idempotency key and failed writes are on disk before they are answered, see «Write+fsync p99».",
                 "s",
                 Query(quantile(0.5, OVERHEAD), "p50"),
                 Query(quantile(0.99, OVERHEAD), "p99"),
