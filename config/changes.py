@@ -43,7 +43,10 @@ def changes(before: Settings, after: Settings) -> tuple[Change, ...]:
     old, new = dict(_leaves(before)), dict(_leaves(after))
     shown_old, shown_new = before.model_dump(mode="json"), after.model_dump(mode="json")
     found = []
+    filled = {key[:depth] for key in (*old, *new) for depth in range(len(key))}
     for key in dict.fromkeys((*old, *new)):
+        if key in filled:
+            continue  # nothing in it on one side: what is in it on the other is told key by key
         if old.get(key, _ABSENT) != new.get(key, _ABSENT):
             found.append(Change(dotted(key), _shown(shown_old, key), _shown(shown_new, key)))
     return tuple(found)

@@ -27,6 +27,7 @@ from sidecar.watching import content
 from telemetry.logs import Log
 
 _TOLD = 8
+_EMPTIED = "the file is empty now, as after a write that broke off; put it back, or write `{}` for the defaults alone"
 _AT_RUN_TIME = " (set at run time, over the file; `sidecar policies remove NAME` takes such a policy away)"
 
 
@@ -89,6 +90,8 @@ class Reloading:
             path, loop = self.loaded.path, asyncio.get_running_loop()
             self.last_read = None if path is None else await loop.run_in_executor(None, content, path)
             try:
+                if self.last_read is not None and not self.last_read.strip() and self.loaded.text:
+                    raise NotApplied((Problem(_EMPTIED, file=str(path)),))
                 _, loaded = await self._read(_as_it_is, self.loaded.text if path is None else None)
                 done = self._put_in_force(loaded)
             except NotApplied as refused:

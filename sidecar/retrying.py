@@ -261,11 +261,16 @@ class Retrying(Prepared):
         record.outcome, record.code = "breaker_open", "CIRCUIT_OPEN"
         if record.attempts:
             record.suppressed = "breaker_open"
+        why = f"its circuit breaker is open, and lets a probe through in {wait} s"
+        hint = "GET /breakers on the admin port shows why it opened"
+        if self._destination.held_open():
+            why = "an operator holds its circuit breaker open"
+            hint = f"`sidecar breakers` shows until when and why, `sidecar breakers reset {upstream.label}` ends it"
         raise GaveUp(
             "CIRCUIT_OPEN",
-            f"calls to {upstream.label} are refused: its circuit breaker is open, and lets a probe through in {wait} s",
+            f"calls to {upstream.label} are refused: {why}",
             reason="breaker_open",
-            hint="GET /breakers on the admin port shows why it opened",
+            hint=hint,
             retry_after=wait,
         )
 

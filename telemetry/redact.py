@@ -165,7 +165,7 @@ class Redactor:
 
 # End like a credential, and are none.
 _HARMLESS_KEYS = frozenset({"idempotency-key", "sec-websocket-key", "surrogate-key", "cache-key", "author"})
-_ORDINARY_WORDS = frozenset({"code", "key"})
+_ORDINARY_WORDS = frozenset({"code", "key", "idempotency_key"})
 
 
 def _looks_secret(value: str) -> bool:

@@ -335,7 +335,9 @@ async def test_policies_are_shown_complete_with_who_uses_them(start_sidecar: Sta
     assert (False, ["max_attempts"]) == (careful["shipped"], careful["changed"])
     assert ["upstreams.a.policy", "upstreams.a.operations.pay.policy"] == careful["used_by"]
     assert (2, 0.1) == (careful["policy"]["max_attempts"], careful["policy"]["base_delay"])
-    assert ["subsystem_mappings.a.pay.NETWORK_TIMEOUT"] == listed["patient"]["used_by"]
+    outbox = "deliveries of the outbox, unless outbox.policy names another"
+    assert ["subsystem_mappings.a.pay.NETWORK_TIMEOUT", outbox] == listed["patient"]["used_by"]
+    assert ["whatever nothing else is chosen for"] == listed["default"]["used_by"]
     assert "error code NETWORK_TIMEOUT" in listed["NETWORK_TIMEOUT"]["used_by"]
 
 

@@ -115,6 +115,11 @@ async def test_a_delivery_that_makes_no_sense_is_refused_by_its_place(
     assert words in reply.json["message"]
 
 
+async def test_what_is_missing_is_named_and_the_name_of_a_key_is_no_secret(sidecar: Running) -> None:
+    reply = await send(sidecar, "POST", "/jobs", {})
+    assert "idempotency_key: is required; subject: is required; deliveries: is required" == reply.json["message"]
+
+
 async def test_the_same_recipient_twice_is_refused(sidecar: Running, upstream: Upstream) -> None:
     given = job(upstream)
     reply = await send(sidecar, "POST", "/jobs", {**given, "deliveries": given["deliveries"] * 2})

@@ -225,6 +225,8 @@ async def test_an_operator_may_open_it(start_sidecar: Starter, start_upstream: U
     breaker.force_open(asyncio.get_running_loop().time(), "maintenance", 0.2)
     reply = await ask(sidecar, GET)
     assert ("CIRCUIT_OPEN", "1") == (reply.json["error_code"], reply.get("retry-after"))
+    assert "an operator holds its circuit breaker open" in reply.json["message"]
+    assert "`sidecar breakers reset u` ends it" in reply.json["details"]["hint"]
     await until(lambda: look(sidecar).state == "half_open")
     assert 200 == (await ask(sidecar, GET)).status
 

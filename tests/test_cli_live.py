@@ -76,6 +76,15 @@ async def test_a_reload_tells_what_changed_and_what_waits_for_a_restart(start_si
     assert 3 == sidecar.proxy.settings.policies["careful"].max_attempts
     second = json.loads((await ask(sidecar, "reload", "--json")).out)
     assert ([], ["admin.port"]) == (second["changed"], second["needs_restart"])
+    same = await ask(sidecar, "reload")
+    assert "Nothing changed: all else in the file is in force.\nNeeds a restart: admin.port\n" == same.out
+    file.write_text(json.dumps({**keys, "upstreams": {"u": {"route": "/u", "endpoints": ["http://127.0.0.1:9"]}}}))
+    added = json.loads((await ask(sidecar, "reload", "--json")).out)
+    assert "upstreams.u.route" in [change["key"] for change in added["changed"]]
+    assert "upstreams" not in [change["key"] for change in added["changed"]], "told twice"
+    audit = (await ask(sidecar, "audit", "--limit", "1")).out
+    assert "upstreams.u.route - → /u" in audit and "more" in audit and len(audit) < 1500
+    assert "Nothing changed: the file is in force as it is.\n" == (await ask(sidecar, "reload")).out
     file.write_text("polices: {}\n")
     wrong = await ask(sidecar, "reload")
     assert (1, True) == (wrong.code, 'did you mean "policies"?' in wrong.err)

@@ -149,6 +149,7 @@ async def test_settings_that_are_safe_only_after_a_restart_are_refused_until_the
         ("listen: [", "not valid YAML"),
         ("upstreams: {u: {hosts: [a.test], policy: nothing}}", "nothing"),
         ('version: "2.0.0"', "version"),
+        ("", "the file is empty now"),
     ],
 )
 async def test_a_bad_file_changes_nothing_and_says_why(

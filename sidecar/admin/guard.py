@@ -93,7 +93,7 @@ class Guard:
         if refused.status == 404:
             near = nearest(path, self._paths)
             hint = f'; did you mean "{near}"?' if near is not None else ""
-            return Problem(404, "NOT_FOUND", f"there is no {path}{hint} There is {', '.join(self._paths)}")
+            return Problem(404, "NOT_FOUND", f"there is no {path}{hint or ';'} there is {', '.join(self._paths)}")
         return Problem(refused.status, "CLIENT_ERROR", f"{request.method[:20]} {path}: {refused.reason}")
 
 

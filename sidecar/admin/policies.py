@@ -7,14 +7,16 @@ away again; then the file's is back. It is validated like the file, whole, befor
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
+from config.durable import Outbox
 from config.loader import Origin
 from config.model import SHIPPED, Settings
 from config.policy import Policy
 from config.runtime import POLICIES, Runtime
 from sidecar.admin.changes import Changes
 from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Query, Text
-from sidecar.admin.problem import Problem, invalid, unknown
+from sidecar.admin.problem import FieldError, Problem, invalid, unknown
 from sidecar.admin.route import Call, Route, Told
 from sidecar.admin.settings import field_errors, of_trouble
 from sidecar.durable.trouble import Trouble
@@ -33,7 +35,8 @@ class PolicyShown(Answer):
     origin: Origin
     """Where it is from: default (shipped), file, environment or runtime."""
     used_by: tuple[str, ...]
-    """Where it is named. The policies of error codes follow on those codes wherever nothing else is said."""
+    """Where it is named, and what it is for where none is named. The policies of error codes follow on those codes
+    wherever nothing else is said."""
     policy: Policy
 
 
@@ -120,6 +123,8 @@ class RetryPolicies:
         for entry in self._proxy.registry.values():
             if entry.policy is not None:
                 places.setdefault(entry.policy, []).append(f"error code {entry.code}")
+        places.setdefault("default", []).append("whatever nothing else is chosen for")
+        places.setdefault(Outbox().policy, []).append("deliveries of the outbox, unless outbox.policy names another")
         return {policy: tuple(named) for policy, named in places.items()}
 
     async def put(self, call: Call[ReasonQuery, PolicyGiven]) -> Told:
@@ -128,7 +133,7 @@ class RetryPolicies:
         try:
             await self._reloading.set(lambda runtime: runtime.with_policy(name, given), f"PUT /policies/{name[:63]}")
         except NotApplied as refused:
-            raise invalid(field_errors(refused)) from None
+            raise invalid(_of_the_policy(name, refused)) from None
         except Trouble as trouble:
             raise of_trouble(trouble) from None
         await self._changes.note(
@@ -193,11 +198,25 @@ class RetryPolicies:
         return "environment" if "environment" in found else "file" if policy.model_fields_set else "default"
 
 
+def _of_the_policy(name: str, refused: NotApplied) -> list[FieldError]:
+    """What is wrong with a policy that was sent: by its own keys, for it stands in no file."""
+    own = f"{POLICIES}.{name}"
+    told = []
+    for problem, error in zip(refused.problems, field_errors(refused), strict=True):
+        if problem.key == own or problem.key.startswith(f"{own}."):
+            message = str(replace(problem, key="", file=None, variable=None))
+            error = error.model_copy(update={"field": problem.key[len(own) + 1 :] or "id", "message": message})
+        told.append(error)
+    return told
+
+
 def _places(settings: Settings) -> Iterator[tuple[str, str]]:
     """Every key that names a policy, as (policy, dotted key)."""
     for name, upstream in settings.upstreams.items():
         if upstream.chosen_policy is not None:
             yield upstream.chosen_policy, f"upstreams.{name}.policy"
+        if "policy" in upstream.outbox.model_fields_set:
+            yield upstream.outbox.policy, f"upstreams.{name}.outbox.policy"
         for operation in upstream.operations:
             if operation.policy is not None:
                 yield operation.policy, f"upstreams.{name}.operations.{operation.name}.policy"

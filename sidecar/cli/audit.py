@@ -21,6 +21,8 @@ _COLUMNS = (
     Column("REASON", flexible=True, importance=2),
 )
 _MOST_AT_ONCE = 1000
+_MOST_KEYS = 4
+_LONGEST_VALUE = 120
 
 
 @telling_failures
@@ -67,9 +69,11 @@ def _difference(before: Any, after: Any) -> str:
     """Short: `--json` has all of it."""
     if isinstance(before, dict) and isinstance(after, dict):
         keys = [key for key in dict.fromkeys((*before, *after)) if before.get(key) != after.get(key)]
-        return ", ".join(f"{key} {_short(before.get(key))} → {_short(after.get(key))}" for key in keys)
+        shown = ", ".join(f"{key} {_short(before.get(key))} → {_short(after.get(key))}" for key in keys[:_MOST_KEYS])
+        return shown + (f" and {len(keys) - _MOST_KEYS} more" if len(keys) > _MOST_KEYS else "")
     return "" if before is None and after is None else f"{_short(before)} → {_short(after)}"
 
 
 def _short(value: Any) -> str:
-    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+    text = "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"

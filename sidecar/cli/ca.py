@@ -48,8 +48,8 @@ def _existing(settings: Settings) -> Authority:
     found = read(state_dir)
     if found is None:
         raise Failed(
-            f"there is no authority in {state_dir} yet; it is made when a sidecar starts that intercepts something, "
-            "or by `sidecar ca export`"
+            f"there is no authority in {state_dir} yet: for an upstream that has `intercept: true` one is made when "
+            "the sidecar starts, or by `sidecar ca export`"
         )
     return found
 

@@ -10,6 +10,8 @@ from typing import Any
 from sidecar.cli.admin import connect, telling_failures
 from sidecar.cli.terminal import Terminal, printable
 
+_AS_IT_IS = "Nothing changed: the file is in force as it is."
+
 
 @telling_failures
 def retries(chosen: argparse.Namespace) -> int:
@@ -36,7 +38,7 @@ def reload(chosen: argparse.Namespace) -> int:
         terminal.line(json.dumps(answer, indent=2))
         return 0
     if not answer["changed"]:
-        terminal.line("Nothing in the file is another than in force.")
+        terminal.line("Nothing changed: all else in the file is in force." if answer["needs_restart"] else _AS_IT_IS)
     for change in answer["changed"]:
         terminal.line(printable(f"{change['key']}: {_short(change['before'])} → {_short(change['after'])}"))
     if answer["needs_restart"]:

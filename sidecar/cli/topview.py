@@ -30,7 +30,7 @@ _COLUMNS = (
 _FEWEST_EVENTS = 4
 _BAD_WORDS = ("failure", "opened", "dead_letter", "escalated")
 _GOOD_WORDS = ("success", "closed", "replayed")
-_WORTH_TELLING = ("reason", "outcome", "status", "endpoint", "dlq_id", "about", "to_state")
+_WORTH_TELLING = ("reason", "outcome", "status", "endpoint", "dlq_id", "about", "to_state", "summary")
 
 
 class Canvas(Terminal):
@@ -126,6 +126,7 @@ def _told(event: Mapping[str, Any]) -> str:
     context = event.get("context") or {}
     upstream = str(context.get("upstream") or "")
     words = [upstream, str(event.get("operation") or "").removesuffix(upstream).strip()]
+    words = [word for word in words if word != event.get("event_type")]
     error = event.get("error") or context.get("last_error") or {}
     if event.get("event_type") == "retry_attempt":  # what became of the session is another event
         words += [f"attempt {event.get('attempt')}", f"after {error.get('type')}", str(context.get("endpoint") or "")]

@@ -71,7 +71,9 @@ def back_up(state_dir: Path, target: Path, *, overwrite: bool = False) -> Made:
         disk.rename(temporary, target)
         disk.sync_directory(target.absolute().parent)
     except (OSError, sqlite3.Error) as error:
-        raise Trouble(f"{target} cannot be written: {error}", "look at the disk, or give another place") from error
+        raise Trouble(
+            f"{target} cannot be written: {_why(error)}", "look at the disk, or give another place"
+        ) from error
     finally:
         for path in (snapshot, temporary):
             path.unlink(missing_ok=True)
@@ -183,7 +185,7 @@ def restore(archive: Path, state_dir: Path, *, overwrite: bool = False) -> tuple
         finally:
             _remove(unpacked)
     except OSError as error:
-        raise Trouble(f"{state_dir} cannot be written: {error}", "look at the disk") from error
+        raise Trouble(f"{state_dir} cannot be written: {_why(error)}", "look at the disk") from error
     parts = manifest["parts"]
     size = sum(part["bytes"] for part in parts.values())
     made = Made(archive, len(parts), size, manifest["schema"], tuple(manifest["missing"]))
@@ -278,3 +280,7 @@ def _remove(folder: Path) -> None:
     for path in sorted(folder.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     folder.rmdir()
+
+
+def _why(error: OSError | sqlite3.Error) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -143,7 +143,12 @@ class Gate:
             return _another_payload(call)
         cut_off = mine.state == "interrupted" or (mine.state == "in_flight" and not self._alive(mine, call, now))
         if mine.state == "in_flight" and not cut_off:
-            return Refuse(409, f"a call with the same {_KEY} is under way", 1, "in_progress")
+            return Refuse(
+                409,
+                f"a call with the same {_KEY} is under way; send this again when it has ended, and get its answer",
+                1,
+                "in_progress",
+            )
         if cut_off and not call.may_resend:
             return Refuse(
                 409,

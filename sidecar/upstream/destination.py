@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from sidecar.policy.breaker import Breaker
+from sidecar.policy.breaker import OPEN, Breaker
 from sidecar.routing import DEFAULT_PORTS, Origin, bracketed
 from sidecar.upstream.endpoints import Endpoint, ParentProxy, UpstreamState
 from sidecar.upstream.pool import Pool
@@ -132,6 +132,11 @@ class Destination:
             wait = choice.endpoint.breaker.retry_in(now)
             waits.append(wait if choice.proxy is None else max(wait, choice.proxy.breaker.retry_in(now)))
         return min(waits)
+
+    def held_open(self) -> bool:
+        """Whether an operator has forced the breakers of all endpoints open."""
+        orders = [choice.endpoint.breaker.forced for choice in self._choices]
+        return all(order is not None and order.state == OPEN for order in orders)
 
     def _choice(self, endpoint: Endpoint, proxy: ParentProxy | None) -> Choice:
         origin = endpoint.origin
