@@ -301,7 +301,7 @@ async def test_the_command_line_shows_its_token_over_tls(
     assert (0, []) == (ended.code, json.loads(ended.out)["items"])
     assert 0 == (await here("breakers", *trusting, SIDECAR_ADMIN_TOKEN=READER)).code
     for arguments, environ, code, words in [
-        (trusting, {}, 1, "the admin port wants a token"),
+        (trusting, {}, 1, "line takes --token-file or SIDECAR_ADMIN_TOKEN"),
         (trusting, {"SIDECAR_ADMIN_TOKEN": "wrong"}, 1, "is not in admin.token_file"),
         (("--admin", url), {"SIDECAR_ADMIN_TOKEN": READER}, 1, "Give its authority with --ca FILE"),
         (("--admin", url.replace("https", "http")), {"SIDECAR_ADMIN_TOKEN": READER}, 1, "no sidecar answers at"),

@@ -535,6 +535,16 @@ async def test_what_the_sidecar_held_back_is_no_attempt(tmp_path: Path) -> None:
         assert ("sent", 1) == (shown["state"], shown["attempts"])
 
 
+async def test_what_is_held_back_again_and_again_is_tried_less_and_less_often(tmp_path: Path) -> None:
+    async with outbox_in(tmp_path) as rig:
+        waits: list[int] = []
+        rig.outbox._delay = lambda upstream, tried: waits.append(tried) or 1.0  # type: ignore[func-returns-value]
+        rig.provider.script = [Sent(ok=False, code="EGRESS_DENIED", held_back=True)] * 4 + [NOT_SENT]
+        job = await rig.submit("ann")
+        await rig.settle()
+        assert ("succeeded", [1, 2, 3, 4, 1]) == (await rig.state(job["job_id"]), waits[:5])
+
+
 async def test_an_exception_of_our_own_counts_as_maybe_sent(tmp_path: Path) -> None:
     async with outbox_in(tmp_path) as rig:
         job = await rig.submit("ann")

@@ -30,7 +30,7 @@ GUESS_WINDOW = 60.0
 _MOST_STRANGERS = 1_000
 _LONGEST_TOKEN = 500
 _LOOKING = frozenset({"GET", "HEAD"})
-_HOW = "send `Authorization: Bearer TOKEN`; the sidecar's command line takes --token-file or SIDECAR_ADMIN_TOKEN"
+_HOW = "send one as Bearer in the Authorization field; the command line takes --token-file or SIDECAR_ADMIN_TOKEN"
 
 
 class Stamp(NamedTuple):
@@ -148,7 +148,7 @@ def _shown(request: web.Request) -> str:
     if scheme.lower() != "bearer" or not token:
         raise _unauthorised(f"the admin port wants a token; {_HOW}")
     if len(token) > _LONGEST_TOKEN:
-        raise _unauthorised("this is no token: it is too long")
+        raise _unauthorised("this is no token, it is too long")
     return token
 
 

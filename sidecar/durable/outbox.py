@@ -78,6 +78,8 @@ class Outbox:
         self._lookup = lookup
         self.terms_of = terms_of
         self._delay = delay
+        self._held_back: dict[int, int] = {}
+        """How often in a row by delivery: no attempts, but what is refused for long is not tried every second."""
         self.counts = counts or Stored()
         self._on_event = on_event
         self._redactor = redactor or Redactor()
@@ -203,6 +205,9 @@ class Outbox:
         following = after_send(row.facts(), sent, self._means(row))
         if sent.held_back:
             row = replace(row, attempts=row.attempts - 1)
+            self._held_back[row.id] = self._held_back.get(row.id, 0) + 1
+        else:
+            self._held_back.pop(row.id, None)
         evidence = sent.evidence or (f"answered {sent.status}" if sent.status else None)
         await self._finish(row, following, f"{sent.code}: {sent.message}", sent.notification_id, evidence)
         if following.state in ("sent", "failed"):
@@ -235,7 +240,8 @@ class Outbox:
         self, row: Row, following: Next, error: str, notification_id: str | None = None, evidence: str | None = None
     ) -> None:
         """Until it is written: only a crash leaves a row that has to be reconciled."""
-        wait = {"now": 0.0, "later": self._delay(row.upstream, max(1, row.attempts + row.lookups)), "never": None}
+        tried = row.attempts + row.lookups + self._held_back.get(row.id, 0)
+        wait = {"now": 0.0, "later": self._delay(row.upstream, max(1, tried)), "never": None}
 
         def work(connection: sqlite3.Connection) -> None:
             now, pause = self.now(), wait[following.again]
