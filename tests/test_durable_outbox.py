@@ -136,6 +136,7 @@ async def outbox_in(
     *,
     reconcile: bool = False,
     honours: bool = False,
+    provider_honours: bool | None = None,
     rules: dict[str, Any] | None = None,
     provider: Provider | None = None,
     **options: Any,
@@ -144,7 +145,7 @@ async def outbox_in(
     given.honours = honours
     terms = Terms(
         Rules.model_validate({**({"reconcile": RECONCILE} if reconcile else {}), **(rules or {})}),
-        Idempotency(provider_honours=honours or None),
+        Idempotency(provider_honours=honours or provider_honours),
     )
     async with opened(directory, hooks=[keys.prove], report=told, **options) as store:
 
@@ -459,6 +460,19 @@ async def test_an_honoured_key_is_sent_again_without_a_lookup(tmp_path: Path) ->
             len(rig.provider.sends),
         )
         assert 1 == len({delivery.send_key for delivery in rig.provider.sends})
+
+
+@pytest.mark.parametrize(("says", "state", "sends"), [(None, "succeeded", 2), (False, "unknown", 1)])
+async def test_the_key_of_the_app_itself_is_honoured_unless_it_is_denied(
+    tmp_path: Path, says: bool | None, state: str, sends: int
+) -> None:
+    async with outbox_in(tmp_path, provider_honours=says) as rig:
+        asked = submission("ann")
+        asked.deliveries[0].headers.append((b"idempotency-key", b"order-7"))
+        job, _ = await rig.jobs.submit(asked)
+        rig.provider.script = [LOST]
+        await rig.settle()
+        assert (state, sends) == (await rig.state(job["job_id"]), len(rig.provider.sends))
 
 
 async def test_a_key_the_provider_has_forgotten_is_not_relied_on(tmp_path: Path) -> None:

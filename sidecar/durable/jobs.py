@@ -75,6 +75,7 @@ class _Sealed:
     wanted: Wanted
     host: str
     send_key: str
+    own_key: bool
     recipient_hash: bytes
     request: bytes
     body: bytes | None
@@ -113,6 +114,7 @@ class Jobs:
         outbox, keyring, host = self._outbox, self._outbox.keyring, host_of(wanted.url)
         version = str(submission.version)
         send_key = keyring.digest("send", submission.subject, wanted.recipient, version)[:16].hex()
+        header = outbox.terms_of(wanted.upstream).idempotency.header.lower().encode()
         head = outbox_rows.head_of(wanted.recipient, wanted.method, wanted.url, wanted.headers)
         body: bytes | BodyFile = wanted.body
         if len(wanted.body) > INLINE:
@@ -121,6 +123,7 @@ class Jobs:
             wanted=wanted,
             host=host,
             send_key=send_key,
+            own_key=any(name.lower() == header for name, _ in wanted.headers),
             recipient_hash=keyring.digest("recipient", wanted.recipient),
             request=keyring.seal("delivery", host, send_key, head),
             body=keyring.seal("body", host, send_key, body) if isinstance(body, bytes) and body else None,
@@ -154,6 +157,7 @@ class Jobs:
                 upstream=one.wanted.upstream,
                 host=one.host,
                 send_key=one.send_key,
+                own_key=one.own_key,
                 request=one.request,
                 body=one.body,
                 file=one.file,

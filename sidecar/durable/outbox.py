@@ -24,6 +24,7 @@ from sidecar.durable.outbox_rows import Delivery, Row
 from sidecar.durable.seal import Keyring
 from sidecar.durable.store import Store
 from sidecar.durable.trouble import Damaged, NotKept, Trouble
+from sidecar.policy.resend import APP_KEY, INJECTED_KEY, honoured
 from telemetry.metrics import Stored
 from telemetry.redact import Redactor
 
@@ -190,7 +191,7 @@ class Outbox:
         in_window = first is None or self.now() - first < terms.idempotency.provider_window
         return Means(
             lookup=terms.outbox.reconcile is not None,
-            key_honoured=terms.idempotency.provider_honours is True and in_window,
+            key_honoured=in_window and honoured(APP_KEY if row.own_key else INJECTED_KEY, terms.idempotency),
             max_attempts=terms.outbox.max_attempts,
             max_lookups=terms.outbox.max_lookups,
         )

@@ -21,7 +21,8 @@ from sidecar.durable.seal import Keyring
 
 _COLUMNS = (
     "id, subject, version, upstream, host, send_key, state, boot, attempts, lookups, next_at, ambiguous, giving_up, "
-    "first_started_at, started_at, notified_at, notification_id, evidence, last_error, request, body, body_file"
+    "first_started_at, started_at, notified_at, notification_id, evidence, last_error, request, body, body_file, "
+    "own_key"
 )
 _ENDED = ("succeeded", "failed")
 
@@ -52,6 +53,8 @@ class Row:
     request: bytes
     body: bytes | None
     body_file: str | None
+    own_key: int
+    """The request has a key of the app's own; `send_key` is not used."""
 
     def facts(self) -> Facts:
         return Facts(
@@ -136,6 +139,7 @@ def insert(
     upstream: str,
     host: str,
     send_key: str,
+    own_key: bool,
     request: bytes,
     body: bytes | None,
     file: BodyFile | None,
@@ -145,7 +149,7 @@ def insert(
     size = 500 + len(request) + len(body or b"") + (file.stored if file is not None else 0)
     cursor = connection.execute(
         "INSERT OR IGNORE INTO deliveries (subject, recipient_hash, version, upstream, host, send_key, state, next_at, "
-        "request, body, body_file, size) VALUES (?, ?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?, ?)",
+        "request, body, body_file, own_key, size) VALUES (?, ?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?)",
         (
             subject,
             recipient_hash,
@@ -157,6 +161,7 @@ def insert(
             request,
             body,
             None if file is None else file.name,
+            own_key,
             size,
         ),
     )
