@@ -21,7 +21,7 @@ from sidecar.durable.trouble import Trouble
 from sidecar.failures import AnsweredHere, UploadBroken
 from sidecar.policy.resend import APP_KEY, INJECTED_KEY, NO_KEY, honoured
 from sidecar.retrying import Retrying
-from telemetry.record import Trace
+from telemetry.record import Attempt, Trace
 
 if TYPE_CHECKING:
     from sidecar.body import RequestBody
@@ -273,6 +273,7 @@ class Keeping(Retrying):
             error_class=code,
             category=known.category,
             error_message=message,
+            last_stack="\n".join(map(_as_a_line, failed)),
             first_failure_at=wall(failed[0].ended if failed else now),
             last_failure_at=wall(failed[-1].ended if failed else now),
             body=body,
@@ -325,3 +326,9 @@ class Keeping(Retrying):
 def field_of(line: bytes) -> tuple[bytes, bytes]:
     name, _, value = line.partition(b":")
     return name, value.strip(b" \t")
+
+
+def _as_a_line(attempt: Attempt) -> str:
+    """One link of the chain of errors: what an attempt met."""
+    told = attempt.message or f"answered {attempt.status}"
+    return f"{attempt.kind} attempt at {attempt.endpoint}: {attempt.code}: {told}"

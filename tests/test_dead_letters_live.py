@@ -43,6 +43,8 @@ async def test_an_exhausted_post_is_kept_and_the_answer_that_is_passed_on_names_
         entry.error_class,
         entry.status,
     )
+    place = upstream.url.removeprefix("http://")
+    assert f"first attempt at {place}: TEMPORARY_UNAVAILABLE: answered 503" == entry.last_stack
     durable = sidecar.proxy.kept.durable
     assert durable is not None
     kept = await durable.letters.request(entry.dlq_id)
@@ -70,6 +72,7 @@ async def test_a_failure_without_an_answer_names_its_entry_in_the_details(
     (entry,) = await letters_of(sidecar)
     assert entry.dlq_id == reply.json["details"]["dlq_id"] == reply.get("x-sidecar-dlq-id")
     assert "sent" == entry.send_phase
+    assert "CONNECTION_RESET: " in entry.last_stack
 
 
 async def test_a_get_and_a_permanent_failure_are_not_kept(

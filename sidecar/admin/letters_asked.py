@@ -134,7 +134,9 @@ class Which(Query):
         """Raises a Problem, or BadInput, about the field that cannot be."""
         for code in self.error_class or ():
             if code not in codes:
-                raise wrong_choice("error_class", code, codes, "is not an error code; GET /errors lists what there is")
+                raise wrong_choice(
+                    "error_class", code, codes, f"{code[:60]!r} is not an error code; GET /errors lists what there is"
+                )
         since = None if self.since is None else self.since.wall(now)
         until = None if self.until is None else self.until.wall(now)
         if since is not None and until is not None and since >= until:

@@ -177,7 +177,10 @@ class Sessions:
         query, proxy = call.query, self._proxy
         if query.code is not None and query.code not in proxy.registry:
             raise wrong_choice(
-                "code", query.code, proxy.registry, "is not an error code; GET /errors lists what there is"
+                "code",
+                query.code,
+                proxy.registry,
+                f"{query.code[:60]!r} is not an error code; GET /errors lists what there is",
             )
         since = None if query.since is None else query.since.wall(proxy.wall(clock.monotonic()))
         try:

@@ -134,7 +134,7 @@ def _facts(letter: Letter) -> Iterator[tuple[str, str]]:
     details = letter["error_details"]
     yield "failed", f"{letter['error_class']} ({letter['category']}): {details['error_message']}"
     times = f"first {letter['first_failure_at']}, last {letter['last_failure_at']}"
-    yield "when", f"{times}, {letter['occurrences']} times, {letter['replays']} replays"
+    yield "when", f"{times}, seen {_number(letter['occurrences'], 'time')}, {_number(letter['replays'], 'replay')}"
     stage = f", stage {letter['stage']}" if letter["stage"] else ""
     workflow = f", workflow {letter['workflow']}" if letter["workflow"] else ""
     yield "upstream", f"{letter['upstream']} at {letter['host']}, operation {letter['operation_type']}{stage}{workflow}"
@@ -159,8 +159,16 @@ def _facts(letter: Letter) -> Iterator[tuple[str, str]]:
 
 
 def _event(event: dict[str, Any]) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in event.items() if name not in ("at", "event"))
+    facts = ", ".join(f"{name} {_words(value)}" for name, value in event.items() if name not in ("at", "event"))
     return f"{event['at']} {event['event'].replace('_', ' ')}{f' ({facts})' if facts else ''}"
+
+
+def _words(value: Any) -> str:
+    return " and ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def next_steps(letter: Letter) -> list[str]:

@@ -119,10 +119,15 @@ def _ask(number: int) -> None:
 
 def _tell_dry_run(terminal: Terminal, would: dict[str, Any], *, forced: bool) -> None:
     total = sum(would["by_verdict"].values())
-    fit = f"{total} waiting entries fit: {_counted(would['by_verdict'])}." if total else "No waiting entry fits."
+    fit = (
+        f"{total} waiting entr{'y fits' if total == 1 else 'ies fit'}: {_counted(would['by_verdict'])}."
+        if total
+        else "No waiting entry fits."
+    )
     _say(terminal, f"{fit} {would['would_replay']} would go out{' by force' if forced else ''}.")
     if would["refused_in_first_page"]:
-        _say(terminal, f"Of the first of them these would be skipped: {_counted(would['refused_in_first_page'])}.")
+        skipped = _counted(would["refused_in_first_page"]).replace("remediation", "without evidence of what was fixed")
+        _say(terminal, f"Of the first of them these would be skipped: {skipped}.")
     for upstream, state in would["breakers"].items():
         _say(terminal, f"The breaker of {upstream} is {state}: replays to it are held back until it closes.")
 

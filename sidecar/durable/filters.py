@@ -51,7 +51,7 @@ def read_cursor(cursor: str, mark: str) -> int:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
         seq = int(text[8:], 16)
     except (ValueError, binascii.Error):
-        raise BadInput("cursor", "is not a cursor that a list gave out") from None
+        raise BadInput("cursor", "is not a cursor that a list gave out", "leave it out to begin anew") from None
     if text[:8] != mark:
         raise BadInput("cursor", "was made for another filter", "start again without a cursor")
     return seq

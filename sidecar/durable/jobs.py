@@ -294,4 +294,4 @@ def _read_cursor(cursor: str) -> tuple[float, str]:
         at, job_id = base64.urlsafe_b64decode(cursor).decode("ascii").split(" ")
         return float(at), job_id
     except (ValueError, binascii.Error):
-        raise BadInput("cursor", "is not a cursor that a list gave out") from None
+        raise BadInput("cursor", "is not a cursor that a list gave out", "leave it out to begin anew") from None
