@@ -76,8 +76,8 @@ class Gathering(asyncio.Transport):
                 self._turn.begin()
 
     def flush(self) -> None:
-        pending, self.pending = self.pending, b""
-        if pending and not self._transport.is_closing():
+        if self.pending and not self._transport.is_closing():  # else it stays here, as a sign that it never left
+            pending, self.pending = self.pending, b""
             self._transport.write(pending)
 
     def forget(self) -> None:

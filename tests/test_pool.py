@@ -48,6 +48,18 @@ async def until(true: Callable[[], bool]) -> None:
 # ---- reuse -------------------------------------------------------------------------------------------------------
 
 
+async def test_a_connection_that_has_said_good_bye_is_not_taken_although_the_loop_has_not_told_of_its_loss(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Route
+) -> None:
+    upstream = await start_upstream(always(answer(b"ok")))
+    sidecar = await start_sidecar(upstreams=route(upstream))
+    assert 200 == (await (await sidecar.app()).ask(GET)).status
+    pool = the_pool(sidecar)
+    (connection,) = pool._idle
+    connection.eof_received()
+    assert (None, 0) == (pool.take(), pool.idle)
+
+
 async def test_one_connection_serves_requests_one_after_the_other(
     start_sidecar: Starter, start_upstream: UpstreamStarter, route: Route
 ) -> None:

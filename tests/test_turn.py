@@ -216,6 +216,19 @@ async def test_a_connection_that_ends_before_its_request_left_has_sent_nothing(t
     assert (True, CONNECTED) == (failed.stale, failed.phase)
 
 
+async def test_a_request_that_met_the_end_of_its_connection_at_the_end_of_the_turn_was_never_sent(turn: Turn) -> None:
+    """The loop tells of the loss behind whatever else it does: the end of a turn that began earlier may come first."""
+    told: list[Any] = []
+    transport = Recorder(told, unsent=0)
+    connection, woken = asked(turn, transport, reused=True)
+    transport.close()
+    await asyncio.sleep(0)
+    connection.connection_lost(None)
+    assert ["close"] == told
+    (failed,) = woken
+    assert (True, CONNECTED) == (failed.stale, failed.phase)
+
+
 async def test_a_request_given_up_before_it_left_never_leaves(turn: Turn) -> None:
     told: list[Any] = []
     connection, woken = asked(turn, Recorder(told, unsent=0))

@@ -303,6 +303,8 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
 
     def eof_received(self) -> None:
         self._eof = True  # over TLS only after close_notify; without it anyone on the way could have cut here
+        if not self.busy:
+            self.closed = True  # the loop tells of the loss only after all that arrived with this: nobody may take it
 
     def connection_lost(self, exc: BaseException | None) -> None:
         phase = self.phase if self.busy else CONNECTED
