@@ -90,6 +90,8 @@ class Handshakes:
     ) -> None:
         proxy = self._proxy
         try:
+            if transport.is_closing():  # while it was told to begin: of that end the loop would not tell TLS any more
+                raise ConnectionResetError
             over_tls = await proxy.loop.start_tls(
                 transport,
                 secured,
@@ -139,6 +141,8 @@ class TellingContext(ssl.SSLContext):
 
 
 def _begun(transport: asyncio.Transport, tail: bytes, context: ssl.SSLContext, tls: Tls) -> None:
+    if transport.is_closing():
+        return
     if isinstance(context, TellingContext):
         tls.underneath, context.newest = context.newest, None
     if tail:

@@ -14,24 +14,27 @@ from sidecar.failures import Malformed
 from sidecar.inbound import Downstream
 from sidecar.incoming import check_unusual
 from sidecar.listener import Listener
-from sidecar.routing import Origin, bracketed, origin_path
+from sidecar.routing import Origin, bracketed, origin_path, parse_authority, split_absolute
 
 if TYPE_CHECKING:
     from sidecar.proxy import Proxy
     from sidecar.request import Request
     from sidecar.upstream.destination import Destination
 
+_BORDERS = frozenset((b"", b"/", b"?"))  # what may follow the host
+
 
 class Secured(Downstream):
     """See the module's law. Of `used` and `left_unused` one is called, once: at its first request, or when the app has
     left without one."""
 
-    __slots__ = ("_authority", "_left_unused", "_made", "_names", "_prefix", "_used")
+    __slots__ = ("_authority", "_host", "_left_unused", "_made", "_names", "_port", "_prefix", "_used")
 
     def __init__(
         self, listener: Listener, origin: Origin, used: Callable[[], None], left_unused: Callable[[], None]
     ) -> None:
         super().__init__(listener, **listener.options)
+        self._host, self._port = origin.host, origin.port
         name, port = bracketed(origin.host).encode(), origin.port
         whole = b"%b:%d" % (name, port)
         self._authority = name if port == 443 else whole
@@ -54,9 +57,12 @@ class Secured(Downstream):
 
     def on_headers_complete(self) -> None:
         request = self._arriving
-        if request is not None and self._body_again is None and request.target[:1] in (b"/", b"*"):
+        if request is not None and self._body_again is None:
             # As a forward proxy is asked, so that every record says which host it was.
-            request.target = self._prefix + (b"" if request.target == b"*" else request.target)
+            if request.target[:1] == b"/":
+                request.target = self._prefix + request.target
+            elif request.target == b"*" and self.parser.get_method() == b"OPTIONS":
+                request.target = self._prefix
         super().on_headers_complete()
         if self._used is not None:
             self._used()
@@ -68,7 +74,7 @@ class Secured(Downstream):
         if request.unusual:
             check_unusual(request, proxy)
         host = request.host
-        if host not in self._names and (host is None or host.lower() not in self._names):
+        if host not in self._names and not (request.http10 if host is None else self._is_named(host)):
             raise Malformed(
                 "MALFORMED_REQUEST",
                 f"inside TLS with {self._authority.decode()} only that host can be asked, not "
@@ -76,13 +82,22 @@ class Secured(Downstream):
                 reason="host",
             )
         prefix, rest = request.target[: len(self._prefix)], request.target[len(self._prefix) :]
-        if prefix.lower() != self._prefix or rest[:1] not in (b"", b"/", b"?"):
-            raise Malformed(
-                "MALFORMED_REQUEST", f"inside TLS with {self._authority.decode()} a path is asked for", reason="target"
-            )
+        if prefix != self._prefix or rest[:1] not in _BORDERS:
+            scheme, authority, rest = split_absolute(request.target)
+            if scheme != "https" or not self._is_named(authority):
+                raise Malformed(
+                    "MALFORMED_REQUEST",
+                    f"inside TLS with {self._authority.decode()} a path is asked for",
+                    reason="target",
+                )
         if b"#" in rest:
             raise Malformed("MALFORMED_REQUEST", "a request target cannot carry a fragment", reason="target")
         return proxy.directory.forward("https", self._authority), origin_path(rest, request.method)
+
+    def _is_named(self, authority: bytes) -> bool:
+        """Whether this is another spelling of the CONNECT's host."""
+        host, port = parse_authority(authority.decode("latin-1"))
+        return (host, port or 443) == (self._host, self._port)
 
     def find_tunnel(self, request: Request, proxy: Proxy) -> tuple[Destination, bytes]:
         raise Malformed("MALFORMED_REQUEST", "inside TLS there is no further CONNECT", reason="target")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import ssl
 import stat
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +187,9 @@ async def test_options_for_the_whole_server_stays_that(opened: Any) -> None:
     "request_line",
     ["GET /x HTTP/1.1\r\nHost: other.test", "GET https://other.test/ HTTP/1.1\r\nHost: api.test",
      "GET https://api.test.evil/ HTTP/1.1\r\nHost: api.test", "CONNECT other.test:443 HTTP/1.1\r\nHost: api.test",
+     "GET https://api.test@other.test/ HTTP/1.1\r\nHost: api.test", "GET http://api.test/ HTTP/1.1\r\nHost: api.test",
+     "GET https://api.test:8443/ HTTP/1.1\r\nHost: api.test", "GET * HTTP/1.1\r\nHost: api.test",
+     "GET /x HTTP/1.1\r\nHost: api.test:80", "GET /x HTTP/1.1\r\nHost: ",
      "GET /x HTTP/1.1", "GET /x#y HTTP/1.1\r\nHost: api.test"],
 )  # fmt: skip
 async def test_inside_tls_nobody_else_can_be_asked(opened: Any, request_line: str) -> None:
@@ -194,10 +199,17 @@ async def test_inside_tls_nobody_else_can_be_asked(opened: Any, request_line: st
     assert [] == its.upstream.requests
 
 
-async def test_an_absolute_target_inside_is_understood_if_it_is_the_same_host(opened: Any) -> None:
+@pytest.mark.parametrize(
+    "request_line",
+    ["GET https://api.test/a HTTP/1.1\r\nHost: api.test", "GET HTTPS://API.test:443/a HTTP/1.1\r\nHost: api.test",
+     "GET /a HTTP/1.1\r\nHost: Api.Test.", "GET /a HTTP/1.1\r\nHost: api.test.:443", "GET /a HTTP/1.0"],
+)  # fmt: skip
+async def test_the_same_host_may_be_written_in_another_way_or_left_out_by_http10(
+    opened: Any, request_line: str
+) -> None:
     its = await opened(always(OK))
-    assert 200 == (await its.ask("GET https://api.test/a HTTP/1.1\r\nHost: api.test\r\n\r\n")).status
-    assert its.upstream.requests[0].startswith(b"GET /a HTTP/1.1\r\n")
+    assert 200 == (await its.ask(f"{request_line}\r\n\r\n")).status
+    assert its.upstream.requests[0].startswith(b"GET /a HTTP/1.1\r\nHost: api.test\r\n")
 
 
 async def test_a_websocket_inside_becomes_a_tunnel(opened: Any) -> None:
@@ -399,6 +411,17 @@ async def test_a_client_that_leaves_in_the_handshake_leaves_nothing(opened: Any)
     app.close()
     await until(lambda: its.errors("closed") == 1)
     assert 0 == len(its.sidecar.proxy.handshakes)
+    assert 0 == its.demotions
+
+
+@pytest.mark.parametrize("hello", [b"", b"\x16\x03\x01"])
+async def test_a_client_that_resets_right_behind_its_connect_leaves_nothing(opened: Any, hello: bytes) -> None:
+    its = await opened(always(OK))
+    with socket.create_connection(its.sidecar.address) as app:
+        app.sendall(b"CONNECT api.test:443 HTTP/1.1\r\nHost: api.test:443\r\n\r\n" + hello)
+        app.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await until(lambda: its.errors("closed") == 1)
+    await until(lambda: not len(its.sidecar.proxy.handshakes) and not its.sidecar.proxy.downstreams)
     assert 0 == its.demotions
 
 
