@@ -100,18 +100,23 @@ class Nobody:
 class Captured(AppSink):
     """Keeps the beginning of an answer."""
 
-    __slots__ = ("pieces",)
+    __slots__ = ("_limit", "pieces")
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self.pieces = b""
         self.count = 0
         self.full = False
 
     def body(self, data: bytes) -> bool:
-        if self.count < _ANSWER_KEPT:
-            self.pieces += data[: _ANSWER_KEPT - self.count]
+        if self.count < self._limit:
+            self.pieces += data[: self._limit - self.count]
         self.count += len(data)
         return False
+
+    @property
+    def whole(self) -> bool:
+        return self.count == len(self.pieces)
 
     def pending(self) -> int:
         return 0
@@ -247,7 +252,10 @@ class Sending(Exchange):
             record.response_bytes = len(connection.body)
             self._give_back(connection)
             return None
-        self._captured = Captured()
+        limit = _ANSWER_KEPT
+        if self._ticket is not None and self._upstream is not None:
+            limit = max(limit, self._upstream.settings.idempotency.max_response_bytes)
+        self._captured = Captured(limit)
         return self._captured
 
     def _note_answer(self, status: int, lines: list[bytes], body: bytes) -> None:
@@ -259,7 +267,15 @@ class Sending(Exchange):
     async def _stream(self, sink: AppSink) -> None:
         await super()._stream(sink)
         if self._captured is not None and self.answer is not None:
-            self.answer = self.answer._replace(body=self._captured.pieces)
+            self.answer = self.answer._replace(body=self._captured.pieces[:_ANSWER_KEPT])
+
+    async def _stream_and_remember(self, sink: AppSink) -> None:
+        """Nobody reads it, so its end is not held back from anybody."""
+        connection, captured = self._connection, self._captured
+        assert connection is not None and captured is not None
+        await self._stream(sink)
+        if self.ok:
+            await self._remember_streamed(connection, captured.pieces if captured.whole else None)
 
     def _answer_here(self, here: AnsweredHere) -> None:
         super()._answer_here(here)

@@ -105,7 +105,9 @@ class Keeping(Retrying):
         """The app has gone. What it asked for has failed before, so nobody but us knows of it."""
         body, attempts = self._request.body, self.record.attempts
         code = next((attempt.code for attempt in reversed(attempts) if attempt.code != self.record.code), None)
-        if code is None or (body is not None and not (body.finished and body.replayable)):
+        if code is None or self.record.dlq_id is not None:
+            return  # it went away while its failure was being kept
+        if body is not None and not (body.finished and body.replayable):
             return
         known = self._worth_keeping(code)
         if known is not None:

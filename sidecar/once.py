@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sidecar.durable.idempotency import Call, Gate, Hit, Proceed, Refuse, Response
     from sidecar.durable.layers import Durable
     from sidecar.durable.successes import Success
+    from sidecar.upstream.connection import UpstreamConnection
     from telemetry.record import Session
 
 READS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -167,14 +168,16 @@ class Once(Keeping):
         limit = upstream.settings.idempotency.max_response_bytes
         copying = CopyingSink(sink, limit, connection.head.content_length)
         await self._stream(copying)
-        if self.record.outcome not in _DONE:
-            return
+        if self.record.outcome in _DONE:
+            await self._remember_streamed(connection, copying.copy)
+            copying.finish()
+
+    async def _remember_streamed(self, connection: UpstreamConnection, body: bytes | None) -> None:
         self._connection = connection  # for its head only: it was given back
         try:
-            await self._remember(copying.copy)
+            await self._remember(body)
         finally:
             self._connection = None
-        copying.finish()
 
     # ---- afterwards ----------------------------------------------------------------------------------------------
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sidecar.durable.entry import Entry
 from sidecar.durable.filters import Filter
+from sidecar.durable.layers import Durable
 from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.upstream import Talk, always, answer
 
@@ -26,6 +29,23 @@ async def until(true: Callable[[], Any], within: float = 15.0) -> None:
     async with asyncio.timeout(within):
         while not true():
             await asyncio.sleep(0.01)
+
+
+def doing(name: str) -> bool:
+    """Whether a task of this name is under way."""
+    return any(task.get_name() == name for task in asyncio.all_tasks())
+
+
+@contextmanager
+def busy_store(durable: Durable) -> Iterator[None]:
+    """Nothing is written meanwhile."""
+    go_on = threading.Event()
+    occupied = durable.store.write(lambda _: go_on.wait(30))
+    try:
+        yield
+    finally:
+        go_on.set()
+        occupied.add_done_callback(lambda done: done.exception())
 
 
 async def test_an_exhausted_post_is_kept_and_the_answer_that_is_passed_on_names_it(
@@ -241,6 +261,24 @@ async def test_an_app_that_goes_away_during_its_second_attempt_leaves_its_reques
     await until(lambda: sidecar.outcomes)
     (entry,) = await letters_of(sidecar)
     assert ("TEMPORARY_UNAVAILABLE", "k") == (entry.error_class, entry.idempotency_key)
+
+
+async def test_an_app_that_goes_away_while_its_failure_is_being_kept_is_kept_once(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    upstream = await start_upstream(always(UNAVAILABLE))
+    sidecar = await start_sidecar(upstreams=route(upstream, breaker={"enabled": False}), policies=QUICK)
+    durable = await sidecar.proxy.kept.open()
+    with busy_store(durable):
+        app = await sidecar.app()
+        await app.send(POST)
+        await until(lambda: doing("keep a request"))
+        app.close()
+        await until(lambda: not sidecar.proxy.downstreams)
+    await until(lambda: {"cancelled": 1} == sidecar.outcomes)
+    (entry,) = await letters_of(sidecar)
+    (session,) = list(sidecar.proxy.signals.sessions.page(limit=10).items)
+    assert (entry.dlq_id, 1) == (session.dlq_id, sidecar.logged.getvalue().count("sidecar.dlq.enqueued"))
 
 
 async def test_an_app_that_goes_away_in_its_first_attempt_leaves_nothing(

@@ -8,7 +8,7 @@ from typing import Any
 from tests.conftest import Starter, UpstreamStarter
 from tests.doubles.app import App
 from tests.doubles.upstream import Talk, always, answer
-from tests.test_dead_letters_live import QUICK, letters_of, until
+from tests.test_dead_letters_live import QUICK, busy_store, doing, letters_of, until
 
 
 def post(key: str = "k1", body: str = "hello", *fields: str, path: str = "/u/pay") -> str:
@@ -185,6 +185,23 @@ async def test_a_store_in_trouble_lets_the_call_through_and_the_record_says_so(
     assert [b"1", b"2"] == [(await app.ask(post())).body for _ in range(2)]
     session = sidecar.proxy.signals.sessions.page(limit=1).items[0]
     assert "was not checked" in sidecar.proxy.signals.explain(session)
+
+
+async def test_an_app_that_leaves_while_its_key_is_being_checked_does_not_leave_the_key_taken(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    upstream = await start_upstream(counting())
+    sidecar = await start_sidecar(upstreams=route(upstream))
+    durable = await sidecar.proxy.kept.open()
+    with busy_store(durable):
+        app = await sidecar.app()
+        await app.send(post())
+        await until(lambda: doing("ask about a key"))
+        app.close()
+        await until(lambda: {"cancelled": 1} == sidecar.outcomes)
+    await until(lambda: not doing("ask about a key") and not doing("withdraw a call"))
+    again = await (await sidecar.app()).ask(post())
+    assert (201, b"1") == (again.status, again.body)
 
 
 async def test_keys_that_are_switched_off_or_on_reads_write_nothing(

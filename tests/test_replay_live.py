@@ -62,6 +62,31 @@ async def test_a_replay_sends_the_request_as_it_was_and_completes_the_entry(
     assert (200, b"made", "true") == (repeated.status, repeated.body, repeated.get("idempotent-replayed"))
 
 
+async def test_a_replay_whose_answer_streams_is_completed_and_remembered(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    made = b"m" * 100_000
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(made), made)
+    down = True
+
+    async def provider(talk: Talk) -> None:
+        while True:
+            await talk.read_request()
+            await talk.send(UNAVAILABLE if down else chunked)
+
+    upstream = await start_upstream(provider)
+    keys = {"breaker": {"enabled": False}, "idempotency": {"max_response_bytes": 200_000}}
+    sidecar = await start_sidecar(upstreams=route(upstream, **keys), policies=QUICK)
+    failed = await (await sidecar.app()).ask(KEYED)
+    down, sent = False, len(upstream.requests)
+    _, replayer = parts(sidecar)
+    settled = await replayer.one(failed.get("x-sidecar-dlq-id") or "", "tester")
+    assert ("completed", "completed") == (settled.outcome, settled.entry.status)
+    repeated = await (await sidecar.app()).ask(KEYED)
+    assert (200, made, "true") == (repeated.status, repeated.body, repeated.get("idempotent-replayed"))
+    assert sent + 1 == len(upstream.requests)
+
+
 async def test_a_replay_goes_through_the_breaker_and_is_held_back_by_it(
     start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
 ) -> None:
