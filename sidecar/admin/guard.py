@@ -108,7 +108,7 @@ def _no_strangers(request: web.Request, *, beyond: bool) -> None:
     if stranger is not None:
         raise Problem(
             403,
-            "EGRESS_DENIED",
+            "INSUFFICIENT_PERMISSIONS",
             f"the admin port answers to its own names and pages only, not to {stranger}; "
             "ask for http://127.0.0.1 from this machine",
         )
