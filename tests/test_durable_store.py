@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import sqlite3
 import stat
@@ -15,11 +16,13 @@ import pytest
 from sidecar.durable import opening, wal
 from sidecar.durable import store as store_module
 from sidecar.durable.disk import Disk, tightened, volatile_file_system
-from sidecar.durable.schema import VERSION
+from sidecar.durable.schema import MIGRATIONS, VERSION
 from sidecar.durable.store import Store
 from sidecar.durable.trouble import CannotUse, NotKept, Trouble
 from tests.durability.faults import FaultyDisk, Wires, desync_index, disk_error
 from tests.durability.rigs import Told, crashed_copy, opened
+
+KNOWN = ["90988eab7ec1", "3476f7312268", "2037cd2e0346"]
 
 
 def note(name: str, value: Any = 1) -> Any:
@@ -248,6 +251,29 @@ async def test_files_are_private_and_loose_ones_are_tightened(tmp_path: Path) ->
     assert 0o600 == stat.S_IMODE((place / "store.db").stat().st_mode)
     assert 2 == told.events.count("sidecar.store.permissions")
     assert not tightened(place)
+
+
+@pytest.mark.parametrize("version", range(1, VERSION))
+async def test_a_store_of_every_earlier_version_becomes_as_a_new_one(tmp_path: Path, version: int) -> None:
+    def layout(connection: sqlite3.Connection) -> list[Any]:
+        return connection.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY type, name").fetchall()
+
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    with sqlite3.connect(old / "store.db") as connection:
+        for statements in MIGRATIONS[:version]:
+            for statement in statements:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {version}")
+    connection.close()
+    async with opened(old) as migrated, opened(new) as made:
+        assert await made.read(layout) == await migrated.read(layout)
+
+
+def test_what_an_earlier_version_holds_is_as_it_was() -> None:
+    """A store has seen a migration once it was here; what is added to one later never reaches that store."""
+    seen = [hashlib.sha256("\n".join(statements).encode()).hexdigest()[:12] for statements in MIGRATIONS]
+    assert KNOWN == seen, "append a migration instead of changing one"
 
 
 async def test_a_store_of_a_newer_release_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -143,9 +143,12 @@ _OPERATING = (
     """CREATE TABLE forced_breakers (
         upstream TEXT NOT NULL, endpoint TEXT NOT NULL, state TEXT NOT NULL, until REAL, reason TEXT NOT NULL,
         PRIMARY KEY (upstream, endpoint)) WITHOUT ROWID""",
+)
+
+_KEYS_OF_APPS = (
     # Whether the app gave the delivery a key of its own, which providers honour unless it is said that they do not.
     "ALTER TABLE deliveries ADD COLUMN own_key INTEGER NOT NULL DEFAULT 0",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OPERATING)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OPERATING, _KEYS_OF_APPS)
 VERSION = len(MIGRATIONS)
