@@ -423,6 +423,17 @@ async def test_a_dry_run_counts_and_sends_nothing(tmp_path: Path) -> None:
         assert [] == sender.sent
 
 
+async def test_with_a_limit_as_many_go_out_as_the_dry_run_said(tmp_path: Path) -> None:
+    async with replaying(tmp_path, Sender()) as (rig, replayer, _, _events):
+        await fresh(rig, 1, code="INVALID_API_KEY", phase=SENT, status=401)
+        for number in range(2, 7):
+            await fresh(rig, number)
+        plan = await replayer.dry_run(Order(Filter(), limit=4))
+        assert (3, {"remediation": 1}) == (plan["would_replay"], plan["refused_in_first_page"])
+        shown = await ended(replayer, await replayer.start(Order(Filter(), limit=4)))
+        assert {"completed": 3, "skipped": 1} == shown["outcomes"]
+
+
 async def test_unsafe_ones_go_out_only_when_forced_with_a_reason(tmp_path: Path) -> None:
     sender = Sender()
     async with replaying(tmp_path, sender) as (rig, replayer, _, _events):

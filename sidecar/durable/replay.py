@@ -78,7 +78,8 @@ class Replayer:
         reasons: dict[str, int] = {}
         sample: list[str] = []
         going = sum(verdicts.values()) if order.force else verdicts.get("safe", 0)
-        for entry in page.items:
+        going = going if order.limit is None else min(going, order.limit)
+        for entry in page.items[: order.limit]:  # what is skipped counts towards the limit
             view, rules = self._letters.view(entry), self._letters.terms_of(entry.upstream).replay
             refusal = refuse_replay(view, rules, order.ask)
             if refusal is not None:
@@ -89,7 +90,7 @@ class Replayer:
                 sample.append(entry.dlq_id)
         return {
             "by_verdict": verdicts,
-            "would_replay": max(0, going if order.limit is None else min(going, order.limit)),
+            "would_replay": max(0, going),
             "refused_in_first_page": reasons,
             "first": sample,
         }
