@@ -89,7 +89,7 @@ ledger: $(VENV)/.installed-dev ## 2,000 requests that fail at every send phase, 
 .PHONY: chaos
 chaos: $(VENV)/.installed-dev ## kill -9 a writing store a thousand times and a running sidecar fifty; no promise may break
 	@$(PY) -m tests.durability.chaos $(ARGS)
-	@KILL_ROUNDS=50 $(PY) -m pytest -q tests/durability/test_killed_process.py
+	@KILL_ROUNDS=50 $(PY) -m pytest -q -s tests/durability/test_killed_process.py
 
 # The lock files name versions and hashes, never the place they came from. UPGRADE=1 takes newer versions.
 COMPILE = $(PY) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
