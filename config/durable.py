@@ -73,8 +73,8 @@ class DeadLetterStore(Section):
     """The room that all dead letters share."""
 
     max_bytes: Annotated[Bytes, Field(ge=1_048_576)] = 1_073_741_824
-    """How much they may take on disk together. When that is used up the application is told, and nothing is
-    removed to make room."""
+    """How much they may take on disk together. When that is used up the application is told
+    (`x-sidecar-dlq-error: DLQ_FULL`), and nothing is removed to make room."""
     min_free_bytes: Bytes = 104_857_600
     """Nothing is added while the disk has less than this to spare."""
     retention: Seconds | None = None

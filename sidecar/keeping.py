@@ -68,7 +68,9 @@ class Keeping(Retrying):
         if known is None:
             return None
         await self.become_task()
-        upstream = self._whose()
+        upstream, connection = self._whose(), self._connection
+        if connection is None or connection.complete:
+            self._leave_place()  # the upstream is done; neither a slow app nor a slow disk may keep others out
         try:
             body, size = await self._kept_body(upstream)
         except UploadBroken:

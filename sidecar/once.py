@@ -59,13 +59,13 @@ class Once(Keeping):
         except UploadBroken as broken:
             if not broken.stalled:
                 raise
-            self.record.unkept = "its idempotency key was not checked, because the body came too slowly"
+            self.record.unprotected = "its idempotency key was not checked, because the body came too slowly"
             return
         try:
             durable = await self._proxy.kept.open()
             found = await self._begin(durable.gate, self._call(digest))
         except Trouble as trouble:
-            self.record.unkept = f"its idempotency key was not checked, because {trouble.message}"
+            self.record.unprotected = f"its idempotency key was not checked, because {trouble.message}"
             return
         from sidecar.durable.idempotency import Hit, Refuse
 

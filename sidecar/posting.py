@@ -49,7 +49,7 @@ class Posting(Once):
             content = b"" if body is None else body.content
             job, new = await self._unhurried(jobs.submit(self._submission(upstream, content)))
         except Trouble as trouble:
-            self.record.unkept = f"the outbox did not take it, because {trouble.message}"
+            self.record.unprotected = f"the outbox did not take it, because {trouble.message}"
             return
         place = f"{self._proxy.answers.documentation}/jobs/{job['job_id']}"
         raise AnsweredHere(

@@ -198,6 +198,12 @@ class Prepared(PassedOn):
             finally:
                 self.record.waited += clock.monotonic() - began
 
+    def _leave_place(self) -> None:
+        """For whoever comes next: nothing more is asked of the upstream."""
+        if self._place is not None and self._upstream is not None:
+            self._upstream.turns.leave(self._place)
+            self._place = None
+
     async def _wait_at_gate(self) -> None:
         """Some credential of this upstream was asked to wait; perhaps it is ours."""
         upstream = self._upstream

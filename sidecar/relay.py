@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 from sidecar.answers import status_line
 from sidecar.headers import CRLF, ResponseFields, trailer_lines
 from sidecar.upstream.connection import UpstreamConnection
+from telemetry.record import Session, unkept_of
 
 if TYPE_CHECKING:
     import asyncio
-
-    from telemetry.record import Session
 
 _SMALL_CHUNK = 16_384
 
@@ -31,7 +30,11 @@ def sidecar_lines(record: Session, upstream_lines: bytes) -> bytes:
         record.outcome.encode(),
         upstream_lines,
     )
-    return lines if record.dlq_id is None else b"%bx-sidecar-dlq-id: %b\r\n" % (lines, record.dlq_id.encode())
+    if record.dlq_id is not None:
+        return b"%bx-sidecar-dlq-id: %b\r\n" % (lines, record.dlq_id.encode())
+    if record.code is not None and unkept_of(record) is not None:
+        return lines + b"x-sidecar-dlq-error: DLQ_FULL\r\n"
+    return lines
 
 
 def response_head(connection: UpstreamConnection, own_lines: bytes, framing: bytes) -> bytes:

@@ -229,9 +229,7 @@ class Retrying(Prepared):
         if upstream.settings.fallback_credentials == "strip":
             request.lines = [line for line in request.lines if not _is_credential(line)]
             self._target = self._proxy.signals.redactor.without_secrets(self._target)
-        if self._place is not None:
-            upstream.turns.leave(self._place)
-            self._place = None
+        self._leave_place()
         upstream.in_flight -= 1
         record.fallback_from = record.fallback_from or upstream.label
         for attempt in record.attempts:

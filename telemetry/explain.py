@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any, NamedTuple
 
-from telemetry.record import CONNECTED, NOT_CONNECTED, Attempt, Decision, Session, unkept_of
+from telemetry.record import CONNECTED, NOT_CONNECTED, Attempt, Decision, Session, unkept_of, unprotected_of
 from telemetry.redact import Redactor
 from telemetry.sentences import (
     HOW_FAR,
@@ -242,12 +242,12 @@ class _Story:
                 f"It is kept because it took longer than {seconds(self._slow)}, although nothing went wrong.",
                 rule=f"telemetry.slow_threshold: {self._slow:g}",
             )
-        unkept = unkept_of(session)
-        if unkept is not None:
-            self._tell(
-                f"The store did not help: {self._redactor.text(unkept)}.",
-                remedy="what `GET /readyz` says under store",
-            )
+        for why in (unprotected_of(session), unkept_of(session)):
+            if why is not None:
+                self._tell(
+                    f"The store did not help: {self._redactor.text(why)}.",
+                    remedy="what `GET /readyz` says under store",
+                )
         if session.dlq_id is not None:
             self._tell(
                 f"The request is kept as dead letter {session.dlq_id}: see it with `sidecar dlq show "

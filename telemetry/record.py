@@ -150,6 +150,7 @@ class Session:
         "target",
         "trace",
         "unkept",
+        "unprotected",
         "upstream",
         "user_agent",
         "waited",
@@ -184,7 +185,9 @@ class Session:
         """The upstream that was asked for, when its `fallback` answered."""
         self.dlq_id: str | None = None
         self.unkept: str | None
-        """Why it could not be kept or protected, in words. Set only then: see `unkept_of`."""
+        """Why it should have been kept as a dead letter and was not, in words. Set only then: see `unkept_of`."""
+        self.unprotected: str | None
+        """Why its key was not checked, or the outbox did not take it. Set only then: see `unprotected_of`."""
         self.origin: Trace | None = None
         """Of a replay: the trace in which the request was first made."""
         # Filled only for sessions that are kept (see telemetry/sessions.py), so that healthy ones pay nothing.
@@ -220,3 +223,8 @@ class Errand(Session):
 def unkept_of(session: Session) -> str | None:
     """None for nearly all of them, which do not pay for saying so."""
     return getattr(session, "unkept", None)
+
+
+def unprotected_of(session: Session) -> str | None:
+    """The same."""
+    return getattr(session, "unprotected", None)

@@ -12,6 +12,7 @@ from sidecar.durable.entry import Entry
 from sidecar.durable.filters import Filter
 from sidecar.durable.layers import Durable
 from tests.conftest import Running, Starter, UpstreamStarter
+from tests.doubles.app import App
 from tests.doubles.upstream import Talk, always, answer
 
 QUICK = {"default": {"max_attempts": 2, "base_delay": 0.001, "max_delay": 0.002}}
@@ -221,6 +222,89 @@ async def test_a_full_store_tells_the_app(start_sidecar: Starter, start_upstream
     assert "DLQ_FULL" == reply.json["details"]["dlq_error"]["error_code"]
     assert 1 == sidecar.proxy.metrics.stored.rejected["full"]
     assert number == len(await letters_of(sidecar))
+
+
+async def test_an_answer_that_is_passed_on_says_that_its_request_was_not_kept(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any, tmp_path: Any
+) -> None:
+    upstream = await start_upstream(always(UNAVAILABLE))
+    keys = route(upstream, breaker={"enabled": False})
+    sidecar = await start_sidecar(upstreams=keys, policies=QUICK, state_dir=str(tmp_path / "state"))
+    (tmp_path / "state/keys").write_text("in the way")
+    app = await sidecar.app()
+    told = ("x-sidecar-dlq-error", "x-sidecar-dlq-id")
+    reply = await app.ask(POST)
+    assert (503, b"not now", ["DLQ_FULL", None]) == (reply.status, reply.body, [reply.get(name) for name in told])
+    read = await app.ask("GET /u HTTP/1.1\r\nHost: s\r\n\r\n")
+    assert [None, None] == [read.get(name) for name in told], "it was not to be kept"
+    (tmp_path / "state/keys").unlink()
+    async with asyncio.timeout(30):
+        while (reply := await app.ask(POST)).get("x-sidecar-dlq-id") is None:
+            await asyncio.sleep(0.1)
+    assert None is reply.get("x-sidecar-dlq-error")
+
+
+async def test_a_key_that_could_not_be_checked_is_not_called_a_full_store(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    async def reset(talk: Talk) -> None:
+        await talk.reader.readuntil(b"\r\n\r\n")
+        talk.reset()
+
+    upstream = await start_upstream(reset)
+    sidecar = await start_sidecar(upstreams=route(upstream, breaker={"enabled": False}), policies=QUICK)
+    app = await sidecar.app()
+    await app.send(KEYED.removesuffix("llo"))  # the check of the key gives up after three seconds
+    reply = await app.reply(within=40)
+    assert (502, None, False) == (
+        reply.status,
+        reply.get("x-sidecar-dlq-error"),
+        "dlq_error" in reply.json["details"],
+    )
+    (session,) = sidecar.proxy.signals.sessions.page(limit=10).items
+    assert "its idempotency key was not checked" in sidecar.proxy.signals.explain(session)
+
+
+async def test_nobody_waits_for_the_place_of_a_request_whose_body_stopped(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    failed = asyncio.Event()
+
+    async def script(talk: Talk) -> None:
+        while True:
+            head = await talk.reader.readuntil(b"\r\n\r\n")
+            if head.startswith(b"POST"):
+                talk.reset()
+                failed.set()
+                return
+            await talk.send(answer(b"ok"))
+
+    upstream = await start_upstream(script)
+    keys = {"breaker": {"enabled": False}, "max_in_flight": 1, "policy": "once", "timeouts": {"body_idle": 60}}
+    sidecar = await start_sidecar(upstreams=route(upstream, **keys))
+    slow, quick = await sidecar.app(), await sidecar.app()
+    await slow.send("POST /u HTTP/1.1\r\nHost: s\r\nContent-Length: 100000\r\n\r\nhalf")
+    (state,) = sidecar.proxy.directory.states()
+    bulkhead = state.turns.bulkhead
+    assert bulkhead is not None
+    dripping = asyncio.ensure_future(_drip(slow))
+    try:
+        await until(lambda: failed.is_set() and not bulkhead.in_flight)
+        assert 1 == state.in_flight, "it is still being kept"
+        assert 200 == (await quick.ask("GET /u HTTP/1.1\r\nHost: s\r\n\r\n")).status
+    finally:
+        dripping.cancel()
+    reply = await slow.reply(within=40)
+    assert (502, None) == (reply.status, reply.get("x-sidecar-dlq-id"))
+    await until(lambda: not state.in_flight)
+    assert 0 == bulkhead.in_flight, "given back once, not twice"
+
+
+async def _drip(app: App) -> None:
+    """Never more than a moment of silence."""
+    while True:
+        await app.send(b".")
+        await asyncio.sleep(0.1)
 
 
 async def test_an_app_that_goes_away_after_a_failed_attempt_leaves_its_request_here(

@@ -204,10 +204,10 @@ def request(method: str, path: str, *fields: str, body: bytes = b"") -> bytes:
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
-async def seen(app: App, *, to_head: bool = False) -> Reply | None:
+async def seen(app: App, *, to_head: bool = False, within: float = 10.0) -> Reply | None:
     """What the app gets; None when the connection ended before a whole head."""
     try:
-        return await app.reply(to_head=to_head)
+        return await app.reply(to_head=to_head, within=within)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
 
