@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Fields = list[tuple[bytes, bytes]]
 
 _ANSWER_KEPT = 65_536
+_LOOK_AGAIN = 0.05
 _GOOD = frozenset({"first_try", "recovered", "deduplicated"})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"host", b"connection", b"expect"})
 _OURS = b"x-sidecar-"
@@ -238,6 +239,16 @@ class Sending(Exchange):
     async def _take_part(self) -> None:
         if self._guarded:
             await super()._take_part()
+
+    async def _take_place(self) -> None:
+        """A replay takes a place that is left over; it stands in no queue where an app could stand."""
+        assert self._upstream is not None
+        turns = self._upstream.turns
+        while self._kind == "replay" and turns.bulkhead is not None and turns.bulkhead.full:
+            if clock.monotonic() > self._ends_at:
+                raise self._out_of_time("DEADLINE_EXCEEDED", "live calls took every place under max_in_flight")
+            await clock.sleep(_LOOK_AGAIN)
+        await super()._take_place()
 
     def _worth_keeping(self, code: str) -> ErrorCode | None:
         return None

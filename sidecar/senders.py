@@ -68,7 +68,7 @@ class Senders:
             request = await letters.request(entry.dlq_id)
             headers = proxy.kept.credentials().headers_for(entry, request.headers, rules, self._environ)
         except NotNow as refused:
-            return Result(ok=False, code="CONFLICT", phase=NOT_CONNECTED, message=str(refused), held_back=True)
+            return Result(ok=False, code=refused.code, phase=NOT_CONNECTED, message=str(refused), held_back=True)
         idempotency = letters.terms_of(entry.upstream).idempotency
         sending = Sending(
             proxy,
@@ -101,7 +101,7 @@ class Senders:
         )
 
     def _live_waiting(self, upstream: str) -> bool:
-        return any(state.turns.waiting for state in self._proxy.directory.states() if state.label == upstream)
+        return any(state.turns.busy for state in self._proxy.directory.states() if state.label == upstream)
 
     # ---- the outbox ----------------------------------------------------------------------------------------------
 

@@ -71,10 +71,12 @@ async def start_upstream() -> AsyncIterator[UpstreamStarter]:
 @pytest_asyncio.fixture
 async def start_sidecar(tmp_path: Path) -> AsyncIterator[Starter]:
     """`await start_sidecar(upstreams={…}, limits={…}, lookup=…)`: keys as in the configuration file, which is written
-    to `file` if that is given."""
+    to `file` if that is given; `environ` is what the sidecar sees of its environment."""
     started: list[Running] = []
 
-    async def start(lookup: Lookup | None = None, file: Path | None = None, **keys: Any) -> Running:
+    async def start(
+        lookup: Lookup | None = None, file: Path | None = None, environ: dict[str, str] | None = None, **keys: Any
+    ) -> Running:
         keys.setdefault("listen", {"port": 0})
         keys.setdefault("admin", {"port": 0})
         keys.setdefault("state_dir", str(tmp_path / f"state{len(started)}"))
@@ -86,7 +88,7 @@ async def start_sidecar(tmp_path: Path) -> AsyncIterator[Starter]:
         else:
             loaded = Loaded(Settings.model_validate(keys), None, {}, text)
         stream = io.StringIO()
-        sidecar = Running(loaded, Log(stream), lookup)
+        sidecar = Running(loaded, Log(stream), lookup, environ)
         sidecar.stream = stream
         sidecar.apps = []
         await sidecar.start()

@@ -728,3 +728,13 @@ async def test_the_ledger_of_effects_after_replaying_everything_safe(tmp_path: P
             naive.execute(name, (await rig.entry(dlq_id)).idempotency_key)
         twice = [name for name, effects in naive.effects.items() if effects > 1 and not name.startswith("PUT")]
         assert len(twice) >= count // 16, "sending everything again would have done these twice"
+
+
+async def test_a_stage_that_was_held_back_ends_its_workflow_too(tmp_path: Path) -> None:
+    sender = Sender(OK, Result(ok=False, code="CIRCUIT_OPEN", phase=NOT_CONNECTED, held_back=True))
+    async with replaying(tmp_path, sender, stages=("fetch", "llm", "notify")) as (rig, replayer, _, _events):
+        for number, stage in enumerate(("fetch", "llm", "notify")):
+            await fresh(rig, number, workflow="w", stage=stage)
+        shown = await ended(replayer, await replayer.start(Order(Filter(workflow="w"))))
+        assert ("done", {"completed": 1, "held_back": 1}) == (shown["state"], shown["outcomes"])
+        assert "stage llm did not succeed" in shown["why"]

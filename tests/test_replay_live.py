@@ -6,15 +6,17 @@ import asyncio
 import json
 from typing import Any
 
+from sidecar import clock
 from sidecar.durable.filters import Filter
 from sidecar.durable.layers import Durable
 from sidecar.durable.replay import Replayer
 from sidecar.durable.replay_job import ENDED, Order
 from tests.conftest import Running, Starter, UpstreamStarter
-from tests.doubles.upstream import Talk, answer
+from tests.doubles.upstream import Script, Talk, answer
 from tests.test_dead_letters_live import KEYED, POST, QUICK, letters_of, until
 
 OLD, NEW = b"Basic YXBwOm9sZA==", b"Basic YXBwOm5ldw=="  # of app:old and app:new
+OTHER = b"Basic b3RoZXI6cHc="  # of other:pw
 UNAVAILABLE = answer(b"", "503 Service Unavailable")
 
 
@@ -28,6 +30,15 @@ class Provider:
         while True:
             await talk.read_request()
             await talk.send(UNAVAILABLE if self.down else answer(b"made"))
+
+
+def accepting(credential: bytes) -> Script:
+    async def script(talk: Talk) -> None:
+        while True:
+            head, _ = await talk.read_request()
+            await talk.send(answer(b"ok") if credential in head else answer(b"", "401 Unauthorized"))
+
+    return script
 
 
 def parts(sidecar: Running) -> tuple[Durable, Replayer]:
@@ -142,12 +153,7 @@ async def test_a_large_body_comes_back_from_disk(
 async def test_credentials_can_be_the_newest_ones_of_the_same_caller(
     start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
 ) -> None:
-    async def script(talk: Talk) -> None:
-        while True:
-            head, _ = await talk.read_request()
-            await talk.send(answer(b"ok") if NEW in head else answer(b"", "401 Unauthorized"))
-
-    upstream = await start_upstream(script)
+    upstream = await start_upstream(accepting(NEW))
     keys = {"replay": {"credentials": "live", "require_remediation": "none"}, "breaker": {"enabled": False}}
     sidecar = await start_sidecar(upstreams=route(upstream, **keys), policies=QUICK)
     app = await sidecar.app()
@@ -159,6 +165,144 @@ async def test_credentials_can_be_the_newest_ones_of_the_same_caller(
     assert 200 == (await app.ask(f"GET /u HTTP/1.1\r\nHost: s\r\nAuthorization: {NEW.decode()}\r\n\r\n")).status
     settled = await replayer.one(failed.get("x-sidecar-dlq-id") or "", "tester")
     assert ("completed", True) == (settled.outcome, NEW in upstream.requests[-1])
+
+
+async def test_credentials_of_another_caller_are_not_taken_unless_all_share_one(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    upstream = await start_upstream(accepting(OTHER))
+    live = {"credentials": "live", "require_remediation": "none"}
+    found = {}
+    for single in (False, True):
+        keys = {"replay": {**live, "single_credential": single}, "breaker": {"enabled": False}}
+        sidecar = await start_sidecar(upstreams=route(upstream, **keys), policies=QUICK)
+        app = await sidecar.app()
+        failed = await app.ask(POST.replace("Bearer canary-4711", OLD.decode()))
+        seen = await app.ask(f"GET /u HTTP/1.1\r\nHost: s\r\nAuthorization: {OTHER.decode()}\r\n\r\n")
+        assert (401, 200) == (failed.status, seen.status)
+        settled = await parts(sidecar)[1].one(failed.get("x-sidecar-dlq-id") or "", "tester")
+        found[single] = settled.outcome, settled.entry.replays
+    assert {False: ("held_back", 0), True: ("completed", 1)} == found
+    assert 1 == sum(head.startswith(b"POST") and OTHER in head for head in upstream.requests)
+
+
+async def test_credentials_can_come_from_a_variable_and_a_missing_one_sends_nothing(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    upstream = await start_upstream(accepting(NEW))
+    rules = {
+        "credentials": "environment",
+        "environment": {"Authorization": "PAY_AUTHORIZATION", "X-Tenant": "PAY_TENANT"},
+        "require_remediation": "none",
+    }
+    keys = route(upstream, replay=rules, breaker={"enabled": False})
+    environ = {"PAY_AUTHORIZATION": NEW.decode()}
+    sidecar = await start_sidecar(upstreams=keys, policies=QUICK, environ=environ)
+    failed = await (await sidecar.app()).ask(POST.replace("Bearer canary-4711", OLD.decode()))
+    dlq_id = failed.get("x-sidecar-dlq-id") or ""
+    durable, replayer = parts(sidecar)
+    settled = await replayer.one(dlq_id, "tester")
+    assert (401, "held_back", "pending", 0) == (
+        failed.status,
+        settled.outcome,
+        settled.entry.status,
+        settled.entry.replays,
+    )
+    assert "PAY_TENANT" in settled.entry.history[-1]["why"]
+    assert 1 == len(upstream.requests)
+    environ["PAY_TENANT"] = "t-1"
+    settled = await replayer.one(dlq_id, "tester")
+    assert "completed" == settled.outcome
+    head = upstream.requests[-1]
+    assert (1, 1, False) == (head.count(b"Authorization: " + NEW), head.count(b"X-Tenant: t-1"), OLD in head)
+    kept = await durable.letters.request(dlq_id)
+    assert (b"Authorization", OLD) in kept.headers, "what was kept stays as it was"
+
+
+async def test_a_half_open_breaker_takes_a_replay_for_its_probe_and_believes_it(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    provider = Provider()
+    upstream = await start_upstream(provider)
+    breaker = {"failure_threshold": 1, "min_volume": 1, "open_for": 0.05, "success_threshold": 1}
+    sidecar = await start_sidecar(upstreams=route(upstream, breaker=breaker, policy="once"))
+    failed = await (await sidecar.app()).ask(KEYED)
+    dlq_id = failed.get("x-sidecar-dlq-id") or ""
+    breaker_now = sidecar.proxy.directory.named("u").choices[0].endpoint.breaker
+    _, replayer = parts(sidecar)
+
+    async def once_it_may() -> tuple[str, int]:
+        async with asyncio.timeout(30):
+            while (settled := await replayer.one(dlq_id, "tester")).outcome == "held_back":
+                await asyncio.sleep(0.02)
+        return settled.outcome, settled.entry.replays
+
+    assert ("failed", 1) == await once_it_may()
+    assert "closed" != breaker_now.state(clock.monotonic()), "a failed probe opens it again"
+    provider.down = False
+    assert ("completed", 2) == await once_it_may()
+    assert "closed" == breaker_now.state(clock.monotonic())
+    assert 3 == len(upstream.requests)
+
+
+async def test_a_job_against_an_open_breaker_pauses_and_goes_on_when_it_is_told_to(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    provider = Provider()
+    upstream = await start_upstream(provider)
+    breaker = {"failure_threshold": 1, "min_volume": 1, "open_for": 60}
+    sidecar = await start_sidecar(upstreams=route(upstream, breaker=breaker, policy="once"))
+    app = await sidecar.app()
+    for number in range(3):  # the first opens the breaker, the others are kept without being sent
+        await app.ask(KEYED.replace("Idempotency-Key: k", f"Idempotency-Key: k{number}"))
+    provider.down = False
+    durable, replayer = parts(sidecar)
+    job = await replayer.start(Order(Filter(), rate=1000))
+    await until(lambda: job.state == "paused")
+    assert ("its circuit breaker is open" in job.why, 1) == (True, len(upstream.requests))
+    assert {"pending"} == {entry.status for entry in (await durable.listing.page(Filter())).items}
+    await replayer.act(job.job_id, "cancel")
+
+
+async def test_a_replay_waits_while_live_calls_take_every_place(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    leave = asyncio.Event()
+    provider = Provider()
+
+    async def script(talk: Talk) -> None:
+        while True:
+            head, _ = await talk.read_request()
+            if head.startswith(b"GET"):
+                await leave.wait()
+            await talk.send(UNAVAILABLE if provider.down else answer(b"made"))
+
+    upstream = await start_upstream(script)
+    keys = {"breaker": {"enabled": False}, "max_in_flight": 1, "max_queue": 2, "policy": "once"}
+    sidecar = await start_sidecar(upstreams=route(upstream, **keys))
+    failed = [await (await sidecar.app()).ask(KEYED.replace("Key: k", f"Key: k{number}")) for number in range(2)]
+    provider.down = False
+    (state,) = sidecar.proxy.directory.states()
+    live = [await sidecar.app() for _ in range(3)]
+    durable, replayer = parts(sidecar)
+    await live[0].send("GET /u HTTP/1.1\r\nHost: s\r\n\r\n")
+    await until(lambda: state.turns.busy)
+    job = await replayer.start(Order(Filter(), rate=1000))
+    await until(lambda: job.current == "waiting for live traffic")
+    assert {"pending"} == {entry.status for entry in (await durable.listing.page(Filter())).items}
+    await live[1].send("GET /u HTTP/1.1\r\nHost: s\r\n\r\n")
+    await until(lambda: state.turns.waiting == 1)
+    alone = asyncio.ensure_future(replayer.one(failed[1].get("x-sidecar-dlq-id") or "", "tester"))
+    await until(lambda: state.in_flight == 3)  # the replay of one entry is under way, and stands in no queue
+    await live[2].send("GET /u HTTP/1.1\r\nHost: s\r\n\r\n")
+    await until(lambda: state.turns.waiting == 2)
+    assert ({}, False) == (dict(job.outcomes), alone.done())
+    leave.set()
+    assert [200, 200, 200] == [(await app.reply(within=30)).status for app in live]
+    await until(lambda: job.state in ENDED and alone.done())
+    assert "completed" == alone.result().outcome
+    methods = [head.split(b" ")[0] for head in upstream.requests]
+    assert [b"POST"] * 2 + [b"GET"] * 3 + [b"POST"] * 2 == methods
 
 
 async def test_what_is_safe_goes_out_by_itself_when_the_breaker_closes(
@@ -227,3 +371,24 @@ async def test_somebody_is_told_once_when_requests_begin_to_be_kept(
         told["dlq_id"],
     )
     assert {"exhausted": 3} == sidecar.outcomes, "a notice is no request of an app"
+
+
+async def test_a_caller_without_a_live_credential_does_not_hold_up_the_others(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    provider = Provider()
+    upstream = await start_upstream(provider)
+    keys = {"replay": {"credentials": "live"}, "breaker": {"enabled": False}}
+    sidecar = await start_sidecar(upstreams=route(upstream, **keys), policies=QUICK)
+    app = await sidecar.app()
+    for number, credential in enumerate((OTHER, OLD, OLD)):  # the oldest is of the caller who was not seen again
+        request = KEYED.replace("Key: k", f"Key: k{number}").replace("Bearer canary-4711", credential.decode())
+        assert 503 == (await app.ask(request)).status
+    provider.down = False
+    assert 200 == (await app.ask(f"GET /u HTTP/1.1\r\nHost: s\r\nAuthorization: {NEW.decode()}\r\n\r\n")).status
+    _, replayer = parts(sidecar)
+    job = await replayer.start(Order(Filter(), rate=1000))
+    await until(lambda: job.state in ENDED)
+    assert ("done", {"completed": 2, "held_back": 1}) == (job.state, dict(job.outcomes))
+    (why,) = job.skipped
+    assert "no live call of its caller" in why

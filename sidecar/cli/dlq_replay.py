@@ -72,11 +72,12 @@ def _one(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int:
 def _tell_one(terminal: Terminal, done: dict[str, Any]) -> None:
     entry, outcome = done["entry"], done["outcome"]
     failure = f"{entry['error_class']}: {entry['error_details']['error_message']}"
+    held = entry["history"][-1].get("why") or "breaker, limits or egress"
     told = {
         "completed": f"{entry['dlq_id']} succeeded at {entry['replayed_at']}.",
         "failed": f"{entry['dlq_id']} failed again and stays {entry['status']} ({failure}).",
         "escalated": f"{entry['dlq_id']} failed with the same fatal class again: engineering has to look ({failure}).",
-        "held_back": f"{entry['dlq_id']} was held back by the sidecar (breaker, limits or egress); nothing was sent.",
+        "held_back": f"{entry['dlq_id']} was held back, nothing was sent: {held}.",
     }
     _say(terminal, told.get(outcome, f"{entry['dlq_id']}: {outcome}"))
     for step in next_steps(entry):

@@ -111,7 +111,8 @@ class Claims:
         if result.held_back:
             was = next(event["was"] for event in reversed(entry.history) if event["event"] == "replay_started")
             entry.status, entry.state = was
-            entry.happened(at, "replay_held_back", code=result.code)
+            redactor = self._letters.terms_of(entry.upstream).redactor
+            entry.happened(at, "replay_held_back", code=result.code, why=text_shown(result.message, redactor) or None)
             return "held_back"
         facts: dict[str, object] = {
             "code": result.code or None,

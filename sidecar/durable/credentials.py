@@ -52,8 +52,8 @@ class Credentials:
             live = self._newest.get(entry.upstream)
         if live is None:
             raise NotNow(
-                f"no live call of the caller of {entry.dlq_id} to {entry.upstream} was seen since the start, so there "
-                "is no newer credential (`replay.credentials: live`)",
+                f"no live call of its caller to {entry.upstream} was seen since the start, so there is no newer "
+                "credential (`replay.credentials: live`)",
                 "let the application make a call, or set `replay.single_credential: true` if all callers share one",
             )
         return _replaced(headers, live)

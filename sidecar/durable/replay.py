@@ -172,7 +172,7 @@ class Replayer:
             failures = await self._send_batch(job, [entry], rate)
             if failures is None:
                 return
-            if failures or job.outcomes["skipped"]:
+            if failures or job.outcomes["skipped"] or job.outcomes["held_back"]:
                 job.why = (
                     f"stage {entry.stage or '(none)'} did not succeed ({entry.dlq_id}); later stages were not sent"
                 )
@@ -223,10 +223,18 @@ class Replayer:
             job.skipped[found.why[:200]] += 1
             return 0
         job.outcomes[found.outcome] += 1
-        if found.outcome == "held_back" and job.state == "running":
-            job.pause(f"{entry.upstream} takes no calls at the moment; resume when it does")
-            await self._shelf.save(job)
+        if found.outcome == "held_back":
+            await self._held_back(job, found.entry)
         return found.outcome in ("failed", "escalated")
+
+    async def _held_back(self, job: Job, entry: Entry) -> None:
+        held = entry.history[-1]
+        why = held.get("why") or f"{entry.upstream} takes no calls at the moment"
+        if held["code"] == NotNow.code:  # its credential is not at hand; others may have theirs
+            job.skipped[why[:200]] += 1
+        elif job.state == "running":
+            job.pause(f"{why}; resume when that has changed")
+            await self._shelf.save(job)
 
     # ---- looking after jobs ----------------------------------------------------------------------------------------
 

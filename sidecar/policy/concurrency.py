@@ -37,6 +37,11 @@ class Bulkhead:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def full(self) -> bool:
+        """Who comes now has to wait."""
+        return self.in_flight >= self._max_in_flight
+
     def enter(self) -> Place | None:
         """A place (`granted`), a place in the queue (not yet `granted`), or None: refused."""
         if self.in_flight < self._max_in_flight:

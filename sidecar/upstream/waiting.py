@@ -52,8 +52,13 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """Live calls in either queue."""
+        """Calls in either queue."""
         return len(self._futures)
+
+    @property
+    def busy(self) -> bool:
+        """Somebody waits, or would have to: what can wait had better."""
+        return bool(self._futures) or (self.bulkhead is not None and self.bulkhead.full)
 
     # ---- the gate --------------------------------------------------------------------------------------------
 
