@@ -101,6 +101,7 @@ class Keeping(Retrying):
         """Our own fault, before anything was answered."""
         if not self._answered and self._upstream is not None:
             self.record.outcome = "internal"
+            self._end_attempt()
             await self._keep("SIDECAR_INTERNAL", "the sidecar failed on this request; its log says why")
 
     async def _keep_cancelled(self) -> None:
@@ -113,11 +114,20 @@ class Keeping(Retrying):
             return
         known = self._worth_keeping(code)
         if known is not None:
+            self._end_attempt()
             await self.become_task()
             upstream = self._whose()
             content = b"" if body is None else body.content
             message = "the app went away before this was sent again"
             await self._unhurried(self._write_down(upstream, known, code, message, content, len(content)))
+
+    def _end_attempt(self) -> None:
+        """What is under way leads nowhere: its connection, permit and place are not held while something is kept."""
+        now = clock.monotonic()
+        self._report(None, now, waited=self._waited_for_head(now))
+        self._drop_connection()
+        self._stop_upload()
+        self._leave_place()
 
     def _worth_keeping(self, code: str) -> ErrorCode | None:
         """What is known of the code, when this failure is to be kept."""

@@ -18,6 +18,7 @@ from tests.doubles.upstream import Talk, always, answer
 QUICK = {"default": {"max_attempts": 2, "base_delay": 0.001, "max_delay": 0.002}}
 UNAVAILABLE = answer(b"not now", "503 Service Unavailable", "X-Why: tired")
 POST = "POST /u/pay?card=1 HTTP/1.1\r\nHost: s\r\nAuthorization: Bearer canary-4711\r\nContent-Length: 5\r\n\r\nhello"
+PUT = POST.replace("POST", "PUT")
 KEYED = POST.replace("Content-Length", "Idempotency-Key: k\r\nContent-Length")
 
 
@@ -363,6 +364,42 @@ async def test_an_app_that_goes_away_while_its_failure_is_being_kept_is_kept_onc
     (entry,) = await letters_of(sidecar)
     (session,) = list(sidecar.proxy.signals.sessions.page(limit=10).items)
     assert (entry.dlq_id, 1) == (session.dlq_id, sidecar.logged.getvalue().count("sidecar.dlq.enqueued"))
+
+
+async def test_what_an_app_left_behind_holds_no_place_while_it_is_being_kept(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    async def script(talk: Talk) -> None:
+        while True:
+            head, _ = await talk.read_request()
+            if head.startswith(b"GET"):
+                await talk.send(answer(b"ok"))
+            elif len(talk.upstream.requests) == 1:
+                await talk.send(UNAVAILABLE)
+            else:
+                await asyncio.sleep(60)
+
+    upstream = await start_upstream(script)
+    sidecar = await start_sidecar(upstreams=route(upstream, max_in_flight=1), policies=QUICK)
+    kept, disk = sidecar.proxy.kept, asyncio.Event()
+    opens = kept.open
+
+    async def slowly() -> Any:
+        await disk.wait()
+        return await opens()
+
+    app = await sidecar.app()
+    await app.send(PUT)
+    await until(lambda: 2 == len(upstream.requests))
+    kept.open = slowly  # type: ignore[method-assign]
+    app.close()
+    (state,) = sidecar.proxy.directory.states()
+    await until(lambda: not state.turns.busy)
+    assert 200 == (await (await sidecar.app()).ask("GET /u HTTP/1.1\r\nHost: s\r\n\r\n")).status
+    assert (1, []) == (state.in_flight, await letters_of(sidecar))
+    disk.set()
+    await until(lambda: "cancelled" in sidecar.outcomes)
+    assert ["TEMPORARY_UNAVAILABLE"] == [entry.error_class for entry in await letters_of(sidecar)]
 
 
 async def test_an_app_that_goes_away_in_its_first_attempt_leaves_nothing(
