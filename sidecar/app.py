@@ -54,17 +54,22 @@ class App:
 
             try:
                 made |= trust(settings, self.environ, log)
-            except NoAuthority as why:  # then nothing is intercepted either
+            except NoAuthority as why:  # then nothing is intercepted either, or only until the app refuses it
                 log.error("sidecar.run.no_authority", f"the app trusts no authority of ours: {why}")
         return made
 
 
 def trust(settings: Settings, environ: Mapping[str, str], log: Log | None = None) -> dict[str, str]:
     """The variables that make an app trust the local authority, which is made if need be. Raises NoAuthority."""
-    from sidecar.authority import CERTIFICATE, ensure
+    from sidecar.authority import CERTIFICATE, NoAuthority, ensure
 
     authority, _ = ensure(Path(settings.state_dir), intercepted_hosts(settings.upstreams.values()))
-    bundle, others = write_bundle(authority.folder, authority.pem, environ)
+    try:
+        bundle, others = write_bundle(authority.folder, authority.pem, environ)
+    except OSError as error:
+        raise NoAuthority(
+            f"no bundle can be written to {authority.folder}: {error.strerror}; make room, or check what is in its way"
+        ) from error
     if not others and log is not None:
         log.warn(
             "sidecar.run.no_roots",

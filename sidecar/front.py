@@ -66,4 +66,4 @@ class Front(asyncio.Protocol):
             self._transport = None
 
     def _failed(self, word: str, why: str) -> None:
-        self._proxy.log.warn("sidecar.tls.client_error", f"TLS with the listener failed: {why}", reason=word)
+        self._proxy.handshakes.tell(word, f"TLS with the listener failed: {why}")

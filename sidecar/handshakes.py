@@ -1,8 +1,8 @@
 """TLS with the app: a plain connection becomes one over TLS, or ends within its time.
 
 Law: whoever begins a handshake is counted against `limits.connections` and may take `limits.head_timeout`. A failure
-closes the connection, is counted in `sidecar_tls_client_errors_total` under one of a few words, and is told once.
-Bytes that came before the handshake began (a ClientHello right behind a CONNECT) are its first bytes.
+closes the connection, is counted in `sidecar_tls_client_errors_total` under one of a few words, and is told at a
+limited rate. Bytes that came before the handshake began (a ClientHello right behind a CONNECT) are its first ones.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sidecar import clock
 from sidecar.failures import Refused
+from telemetry.names import Field
 
 if TYPE_CHECKING:
     from sidecar.proxy import Proxy
@@ -110,6 +111,11 @@ class Handshakes:
         if over_tls is None or over_tls.is_closing():
             return  # ended from here
         secured.connection_made(over_tls)  # before the first bytes, which are read in the next turn
+
+    def tell(self, word: str, body: str) -> None:
+        """Limited in rate, like all that whoever can connect may cause."""
+        fields = {Field.BODY: body, "reason": word}
+        self._proxy.log.event("warn", "sidecar.tls.client_error", word, clock.monotonic(), lambda: fields)
 
     def close(self) -> None:
         for transport in tuple(self._opening):

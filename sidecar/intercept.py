@@ -21,6 +21,7 @@ from sidecar.failures import Intercepted
 from sidecar.handshakes import CERTIFICATE_REFUSED, UNUSED
 from sidecar.policy.demotion import Client, Demotions
 from sidecar.routing import Origin
+from telemetry.names import Field
 
 if TYPE_CHECKING:
     import asyncio
@@ -107,7 +108,7 @@ class Interception:
             if word == CERTIFICATE_REFUSED:
                 self._demoted(client, label, why, refused=True)
             else:
-                self._proxy.log.warn("sidecar.tls.client_error", f"TLS of {_shown(client)} failed: {why}", reason=word)
+                self._proxy.handshakes.tell(word, f"TLS of {_shown(client)} failed: {why}")
 
         listener = self._proxy.listener
         assert listener is not None
@@ -122,9 +123,8 @@ class Interception:
             self._proxy.signals.demoted(upstream, client.host, _shown(client), why, seconds)
 
     def _impossible(self, why: str) -> None:
-        self._proxy.log.error(
-            "sidecar.interception.impossible", f"nothing can be intercepted, HTTPS passes as a tunnel: {why}"
-        )
+        fields = {Field.BODY: f"nothing can be intercepted, HTTPS passes as a tunnel: {why}"}
+        self._proxy.log.event("error", "sidecar.interception.impossible", "", clock.monotonic(), lambda: fields)
 
     # ---- certificates ----------------------------------------------------------------------------------------
 

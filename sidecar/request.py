@@ -287,6 +287,7 @@ class RequestReader(RequestHandler):
     def _look_closer(self, request: Request, version: str) -> None:
         if version != "1.1":
             request.http10 = True
+            request.expects_continue = False  # it does not know what a 100 is (RFC 9110, 10.1.1)
             if version != "1.0":
                 message = f"HTTP/{version} is not supported; use HTTP/1.1"
                 request.refuse(Malformed("VERSION_NOT_SUPPORTED", message, reason="version"))

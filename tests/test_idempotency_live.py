@@ -204,6 +204,16 @@ async def test_an_app_that_leaves_while_its_key_is_being_checked_does_not_leave_
     assert (201, b"1") == (again.status, again.body)
 
 
+async def test_an_app_that_speaks_http10_is_never_told_to_continue(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    upstream = await start_upstream(counting())
+    sidecar = await start_sidecar(upstreams=route(upstream))
+    app = await sidecar.app()
+    reply = await app.ask(post("k1", "hello", "Expect: 100-continue").replace("HTTP/1.1", "HTTP/1.0"))
+    assert (201, b"1") == (reply.status, reply.body)
+
+
 async def test_keys_that_are_switched_off_or_on_reads_write_nothing(
     start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
 ) -> None:

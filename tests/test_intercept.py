@@ -387,6 +387,17 @@ async def test_garbage_instead_of_tls_is_counted_and_closed(opened: Any, garbage
         assert 1 == its.errors("not_tls")
 
 
+async def test_many_failed_handshakes_do_not_flood_the_log(opened: Any) -> None:
+    its = await opened(always(OK))
+    await (await its.connect()).send(b"GET / HTTP/1.1\r\n\r\n")
+    await until(lambda: its.errors("not_tls") == 1)
+    for _ in range(999):
+        its.sidecar.proxy.handshakes.tell("not_tls", "what the app sent is not TLS")
+    told = its.sidecar.logged.getvalue().count("sidecar.tls.client_error")
+    assert 1 <= told < 1000
+    assert 1000 == told + its.sidecar.proxy.log.suppressed["warn"]
+
+
 async def test_garbage_right_behind_the_connect_is_closed_too(opened: Any) -> None:
     its = await opened(always(OK))
     app = await its.sidecar.app()

@@ -239,6 +239,15 @@ def test_env_prints_what_a_shell_understands(sidecar: Say, tmp_path: Path) -> No
     assert str(tmp_path / "it's here" / "ca" / "bundle.pem") == as_json["SSL_CERT_FILE"]
 
 
+def test_a_bundle_that_cannot_be_written_is_told_in_a_sentence(sidecar: Say, tmp_path: Path) -> None:
+    config = tmp_path / "sidecar.yaml"
+    config.write_text("state_dir: state\nupstreams: {api: {hosts: [api.test], intercept: true}}")
+    (tmp_path / "state" / "ca" / "bundle.pem").mkdir(parents=True)
+    told = sidecar("env", "-c", str(config))
+    assert (1, "") == (told.returncode, told.stdout)
+    assert "no bundle can be written to state/ca: Is a directory" in told.stderr
+
+
 def test_env_without_a_port_says_what_to_do(sidecar: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIDECAR__LISTEN__PORT", "0")
     told = sidecar("env")
