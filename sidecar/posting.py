@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from sidecar.durable.trouble import Trouble
-from sidecar.failures import AnsweredHere
+from sidecar.durable.trouble import OtherPayload, Trouble
+from sidecar.failures import AnsweredHere, Refused
 from sidecar.once import READS, Once
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class Posting(Once):
                 return
             content = b"" if body is None else body.content
             job, new = await self._unhurried(jobs.submit(self._submission(upstream, content)))
+        except OtherPayload as other:
+            raise Refused(other.code, str(other), reason="idempotency", status=other.status) from None
         except Trouble as trouble:
             self.record.unprotected = f"the outbox did not take it, because {trouble.message}"
             return

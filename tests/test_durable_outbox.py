@@ -23,7 +23,7 @@ from sidecar.durable.outbox import Outbox, Terms
 from sidecar.durable.outbox_rows import Delivery
 from sidecar.durable.seal import load_keyring
 from sidecar.durable.store import Store
-from sidecar.durable.trouble import BadInput, NoSuchThing, NotKept, NotNow
+from sidecar.durable.trouble import BadInput, NoSuchThing, NotKept, NotNow, OtherPayload
 from telemetry.metrics import Stored
 from telemetry.record import NOT_CONNECTED, SENT
 from tests.durability.faults import Wires, disk_error
@@ -201,12 +201,12 @@ async def test_a_job_is_delivered_to_every_recipient_once(tmp_path: Path) -> Non
 
 async def test_the_same_idempotency_key_returns_the_first_job(tmp_path: Path) -> None:
     async with outbox_in(tmp_path) as rig:
-        first, new = await rig.jobs.submit(submission("ann"))
+        first, new = await rig.jobs.submit(submission("ann", body=bytes(400_000)))
         assert new
-        again, new = await rig.jobs.submit(submission("bob", body=bytes(400_000)))
+        again, new = await rig.jobs.submit(submission("ann", body=bytes(400_000)))
         assert not new
         assert first["job_id"] == again["job_id"]
-        assert [] == os.listdir(rig.outbox.bodies.folder), "its body was not needed"
+        assert 1 == len(os.listdir(rig.outbox.bodies.folder)), "its body was not needed again"
         assert ["ann"] == [one["recipient"] for one in again["deliveries"]]
 
 
@@ -475,6 +475,19 @@ async def test_the_key_of_the_app_itself_is_honoured_unless_it_is_denied(
         assert (state, sends) == (await rig.state(job["job_id"]), len(rig.provider.sends))
 
 
+async def test_another_request_for_the_same_intent_is_refused_whatever_the_key(tmp_path: Path) -> None:
+    async with outbox_in(tmp_path) as rig:
+        job = await rig.submit("ann")
+        assert job["job_id"] == (await rig.submit("ann"))["job_id"]
+        for key in ("j1", "j2"):
+            with pytest.raises(OtherPayload, match="another request"):
+                await rig.jobs.submit(submission("ann", key=key, body=b"something else"))
+        with pytest.raises(OtherPayload):
+            await rig.jobs.submit(submission("ann", "bob"))
+        await rig.settle()
+        assert {"ann": 1} == rig.provider.effects
+
+
 async def test_a_key_the_provider_has_forgotten_is_not_relied_on(tmp_path: Path) -> None:
     async with outbox_in(tmp_path, honours=True) as rig:
         job = await rig.submit("ann")
@@ -678,7 +691,7 @@ async def test_finished_jobs_are_forgotten_after_a_while(tmp_path: Path, monkeyp
     monkeypatch.setattr("sidecar.durable.outbox._PER_SWEEP", 1)
     async with outbox_in(tmp_path) as rig:
         await rig.jobs.submit(submission("ann", "bob", body=bytes(400_000)))
-        await rig.submit("bob", "cleo", key="j2")
+        await rig.jobs.submit(submission("bob", "cleo", key="j2", body=bytes(400_000)))
         await rig.settle(3)
         rig.provider.script = [NOT_SENT] * 50
         waiting = await rig.submit("dora", key="j3")

@@ -82,6 +82,26 @@ async def test_the_same_call_again_is_the_same_job(
     assert 1 == len(upstream.requests)
 
 
+async def test_the_same_key_with_another_request_is_refused_and_not_dropped(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    async def script(talk: Talk) -> None:
+        while True:
+            await talk.read_request()
+            await talk.send(answer(b"ok"))
+
+    upstream = await start_upstream(script)
+    sidecar = await start_sidecar(upstreams=route(upstream), policies=FAST)
+    app = await sidecar.app()
+    first = await app.ask(post("hello", "Idempotency-Key: k"))
+    second = await app.ask(post("other", "Idempotency-Key: k"))
+    assert (202, 422) == (first.status, second.status)
+    assert ("IDEMPOTENCY_CONFLICT", True) == (second.json["error_code"], "another request" in second.json["message"])
+    await job_of(sidecar, first.json["job_id"], "succeeded")
+    assert [b"hello"] == upstream.bodies
+    assert {"queued": 1, "denied": 1} == sidecar.outcomes
+
+
 async def test_an_unknown_fate_without_a_lookup_waits_for_an_operator_and_with_one_is_asked(
     start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
 ) -> None:

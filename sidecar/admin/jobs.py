@@ -149,7 +149,7 @@ class Jobs:
         yield Route("GET", "/jobs", "Jobs of the outbox, newest first.", self.page, JobPage, JobsQuery, refusals=(503,))
         yield Route(
             "POST", "/jobs", "Hand in a job; it is delivered until it has arrived or somebody must decide.",
-            self.submit, JobExplained, NoQuery, JobGiven, refusals=(409, 503), otherwise={202: JobExplained},
+            self.submit, JobExplained, NoQuery, JobGiven, refusals=(409, 422, 503), otherwise={202: JobExplained},
             body_limit=_SUBMIT_LIMIT,
         )  # fmt: skip
         yield Route(

@@ -1,7 +1,8 @@
 """Jobs of the outbox: how they get in, how they are looked at, and how an operator ends an `unknown` one.
 
 Law: a job is answered for (202) after all its deliveries are durable rows. The same idempotency key returns the first
-job; the same (subject, recipient, version) is one delivery, whichever job asks for it. A version that succeeded is
+job; the same (subject, recipient, version) is one delivery, whichever job asks for it; either with another request is
+refused. A version that succeeded is
 not run again; only a strictly higher one is.
 """
 
@@ -12,6 +13,7 @@ import binascii
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from sidecar import clock
@@ -21,7 +23,7 @@ from sidecar.durable.delivery import JOB_STATES, Next
 from sidecar.durable.entry import Fields, host_of
 from sidecar.durable.outbox import Outbox
 from sidecar.durable.outbox_rows import Row
-from sidecar.durable.trouble import BadInput, Damaged, NoSuchThing, NotKept, NotNow
+from sidecar.durable.trouble import BadInput, Damaged, NoSuchThing, NotKept, NotNow, OtherPayload
 from telemetry.timestamps import rfc3339
 
 _MOST_DELIVERIES = 1000
@@ -76,6 +78,7 @@ class _Sealed:
     host: str
     send_key: str
     own_key: bool
+    payload_hash: bytes
     recipient_hash: bytes
     request: bytes
     body: bytes | None
@@ -124,6 +127,7 @@ class Jobs:
             host=host,
             send_key=send_key,
             own_key=any(name.lower() == header for name, _ in wanted.headers),
+            payload_hash=keyring.digest("payload", wanted.method, wanted.url, sha256(wanted.body).hexdigest()),
             recipient_hash=keyring.digest("recipient", wanted.recipient),
             request=keyring.seal("delivery", host, send_key, head),
             body=keyring.seal("body", host, send_key, body) if isinstance(body, bytes) and body else None,
@@ -137,6 +141,12 @@ class Jobs:
             "SELECT job_id FROM jobs WHERE idempotency_key = ?", (submission.idempotency_key,)
         ).fetchone()
         if known is not None:
+            if not outbox_rows.same_payloads(
+                connection, known[0], {one.recipient_hash: one.payload_hash for one in sealed}
+            ):
+                raise OtherPayload(
+                    f"job {known[0]} has this key already, with another request", "use another key for another request"
+                )
             return known[0], False, set()
         self._check_version(connection, submission)
         (used_bytes,) = connection.execute("SELECT bytes FROM totals WHERE name = 'deliveries'").fetchone()
@@ -158,6 +168,7 @@ class Jobs:
                 host=one.host,
                 send_key=one.send_key,
                 own_key=one.own_key,
+                payload_hash=one.payload_hash,
                 request=one.request,
                 body=one.body,
                 file=one.file,

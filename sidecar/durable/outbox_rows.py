@@ -18,6 +18,7 @@ from sidecar.durable.bodies import BodyFile
 from sidecar.durable.delivery import Facts, Next, job_state
 from sidecar.durable.entry import Fields
 from sidecar.durable.seal import Keyring
+from sidecar.durable.trouble import OtherPayload
 
 _COLUMNS = (
     "id, subject, version, upstream, host, send_key, state, boot, attempts, lookups, next_at, ambiguous, giving_up, "
@@ -140,16 +141,18 @@ def insert(
     host: str,
     send_key: str,
     own_key: bool,
+    payload_hash: bytes,
     request: bytes,
     body: bytes | None,
     file: BodyFile | None,
     now: float,
 ) -> tuple[int, bool]:
-    """Its number, and whether it is new: the same intent is one row, whoever asks."""
+    """Its number, and whether it is new: the same intent is one row, whoever asks. Raises OtherPayload."""
     size = 500 + len(request) + len(body or b"") + (file.stored if file is not None else 0)
     cursor = connection.execute(
         "INSERT OR IGNORE INTO deliveries (subject, recipient_hash, version, upstream, host, send_key, state, next_at, "
-        "request, body, body_file, own_key, size) VALUES (?, ?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?)",
+        "request, body, body_file, own_key, payload_hash, size) "
+        "VALUES (?, ?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?)",
         (
             subject,
             recipient_hash,
@@ -162,6 +165,7 @@ def insert(
             body,
             None if file is None else file.name,
             own_key,
+            payload_hash,
             size,
         ),
     )
@@ -169,11 +173,27 @@ def insert(
         if file is not None:
             connection.execute("INSERT INTO body_files VALUES (?, ?)", (file.name, file.stored))
         return int(cursor.lastrowid or 0), True
-    (found,) = connection.execute(
-        "SELECT id FROM deliveries WHERE subject = ? AND recipient_hash = ? AND version = ?",
+    found, payload = connection.execute(
+        "SELECT id, payload_hash FROM deliveries WHERE subject = ? AND recipient_hash = ? AND version = ?",
         (subject, recipient_hash, version),
     ).fetchone()
+    if payload not in (None, payload_hash):
+        raise OtherPayload(
+            f"version {version} of {subject!r} for this recipient was handed in before with another request",
+            "another request needs a higher version",
+        )
     return int(found), False
+
+
+def same_payloads(connection: sqlite3.Connection, job_id: str, asked: dict[bytes, bytes]) -> bool:
+    """Whether a job was handed in with these requests, by the hash of their recipient. Older rows do not tell."""
+    known = dict(
+        connection.execute(
+            "SELECT recipient_hash, payload_hash FROM job_deliveries JOIN deliveries ON delivery = id WHERE job_id = ?",
+            (job_id,),
+        ).fetchall()
+    )
+    return known.keys() == asked.keys() and all(known[one] in (None, payload) for one, payload in asked.items())
 
 
 def begin(connection: sqlite3.Connection, row: Row, boot: str, state: str, now: float) -> None:

@@ -150,5 +150,10 @@ _KEYS_OF_APPS = (
     "ALTER TABLE deliveries ADD COLUMN own_key INTEGER NOT NULL DEFAULT 0",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OPERATING, _KEYS_OF_APPS)
+_PAYLOADS_OF_DELIVERIES = (
+    # What was asked for, as a keyed hash: the same intent with another request is refused, not dropped.
+    "ALTER TABLE deliveries ADD COLUMN payload_hash BLOB",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OPERATING, _KEYS_OF_APPS, _PAYLOADS_OF_DELIVERIES)
 VERSION = len(MIGRATIONS)

@@ -59,6 +59,13 @@ class BadInput(Trouble):
         self.field = field
 
 
+class OtherPayload(Trouble):
+    """The same intent was handed in before with another request."""
+
+    status = 422
+    code = "IDEMPOTENCY_CONFLICT"
+
+
 class NotNow(Trouble):
     """Understood, but the state of the thing does not allow it."""
 
