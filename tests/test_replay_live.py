@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 from sidecar import clock
@@ -243,6 +244,64 @@ async def test_a_half_open_breaker_takes_a_replay_for_its_probe_and_believes_it(
     assert ("completed", 2) == await once_it_may()
     assert "closed" == breaker_now.state(clock.monotonic())
     assert 3 == len(upstream.requests)
+
+
+async def test_a_replay_is_held_back_while_a_live_call_probes_the_half_open_breaker(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    leave = asyncio.Event()
+
+    async def script(talk: Talk) -> None:
+        while True:
+            head, _ = await talk.read_request()
+            if head.startswith(b"GET"):
+                await leave.wait()
+            first = len(talk.upstream.requests) == 1
+            await talk.send(UNAVAILABLE if first else answer(b"made"))
+
+    upstream = await start_upstream(script)
+    breaker = {"failure_threshold": 1, "min_volume": 1, "open_for": 0.05, "success_threshold": 1}
+    sidecar = await start_sidecar(upstreams=route(upstream, breaker=breaker, policy="once"))
+    failed = await (await sidecar.app()).ask(KEYED)
+    dlq_id = failed.get("x-sidecar-dlq-id") or ""
+    breaker_now = sidecar.proxy.directory.named("u").choices[0].endpoint.breaker
+    await until(lambda: "half_open" == breaker_now.state(clock.monotonic()))
+    live = await sidecar.app()
+    await live.send("GET /u HTTP/1.1\r\nHost: s\r\n\r\n")
+    await until(lambda: 2 == len(upstream.requests))
+    _, replayer = parts(sidecar)
+    held = await replayer.one(dlq_id, "tester")
+    assert ("held_back", "CIRCUIT_OPEN", 2) == (held.outcome, held.entry.history[-1]["code"], len(upstream.requests))
+    leave.set()
+    assert 200 == (await live.reply(within=30)).status
+    assert "completed" == (await replayer.one(dlq_id, "tester")).outcome
+
+
+async def test_a_replay_after_a_restart_goes_through_the_egress_rules_of_now(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, tmp_path: Path
+) -> None:
+    provider = Provider()
+    upstream = await start_upstream(provider)
+    state = str(tmp_path / "kept")
+    sidecar = await start_sidecar(policies=QUICK, state_dir=state)
+    request = KEYED.replace("POST /u/", f"POST {upstream.url}/").replace("Host: s", f"Host: 127.0.0.1:{upstream.port}")
+    failed = await (await sidecar.app()).ask(request)
+    dlq_id = failed.get("x-sidecar-dlq-id") or ""
+    await sidecar.stop(grace=0.1)
+    provider.down, sent = False, len(upstream.requests)
+    strict = await start_sidecar(policies=QUICK, state_dir=state, egress={"deny": ["127.0.0.1"]})
+    held = await parts(strict)[1].one(dlq_id, "tester")
+    assert ("held_back", "EGRESS_DENIED", "pending") == (
+        held.outcome,
+        held.entry.history[-1]["code"],
+        held.entry.status,
+    )
+    assert "egress.deny" in held.entry.history[-1]["why"]
+    assert sent == len(upstream.requests)
+    await strict.stop(grace=0.1)
+    open_again = await start_sidecar(policies=QUICK, state_dir=state)
+    assert "completed" == (await parts(open_again)[1].one(dlq_id, "tester")).outcome
+    assert upstream.requests[-1].startswith(b"POST /pay?card=1 HTTP/1.1")
 
 
 async def test_a_job_against_an_open_breaker_pauses_and_goes_on_when_it_is_told_to(
