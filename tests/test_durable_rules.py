@@ -113,6 +113,16 @@ async def test_without_a_live_one_nothing_is_sent(tmp_path: Path) -> None:
     assert (b"Authorization", b"Bearer own") in credentials.headers_for(entry, OLD, shared, {})
 
 
+async def test_a_variable_that_ends_with_a_line_end_is_used_without_it_and_one_of_two_lines_refused(
+    tmp_path: Path,
+) -> None:
+    entry, asked = await an_entry(tmp_path), rules(credentials="environment", environment={"Authorization": "AUTH"})
+    sent = Credentials().headers_for(entry, OLD, asked, {"AUTH": "Bearer fresh\n"})
+    assert (b"Authorization", b"Bearer fresh") in sent
+    with pytest.raises(NotNow, match="AUTH holds a character"):
+        Credentials().headers_for(entry, OLD, asked, {"AUTH": "Bearer fresh\r\nX-Admin: yes"})
+
+
 async def test_a_variable_can_hold_it(tmp_path: Path) -> None:
     entry = await an_entry(tmp_path)
     named = rules(credentials="environment", environment={"authorization": "AUTH"})

@@ -67,7 +67,18 @@ class Credentials:
                 f"the variable {missing[0]} that `replay.environment` of {entry.upstream} names is not set",
                 "set it and start the sidecar again",
             )
-        return tuple((header.encode(), environment[name].encode()) for header, name in rules.environment.items())
+        return tuple((header.encode(), _value(name, environment[name])) for header, name in rules.environment.items())
+
+
+def _value(name: str, text: str) -> bytes:
+    """A secret read from a file often ends with a line end, which would end the header too. Raises NotNow."""
+    stripped = text.strip()
+    if not stripped.isprintable():
+        raise NotNow(
+            f"the variable {name} holds a character that a header cannot carry, a line end perhaps",
+            "set it to the value of the header alone and start the sidecar again",
+        )
+    return stripped.encode()
 
 
 def _replaced(headers: Fields, given: tuple[tuple[bytes, bytes], ...]) -> list[tuple[bytes, bytes]]:
