@@ -28,6 +28,12 @@ async def job_of(sidecar: Running, job_id: str, *states: str) -> dict[str, Any]:
             await asyncio.sleep(0.02)
 
 
+async def takes_it(talk: Talk) -> None:
+    while True:
+        await talk.read_request()
+        await talk.send(answer(b"ok"))
+
+
 async def test_a_request_that_prefers_it_is_taken_over_and_delivered(
     start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
 ) -> None:
@@ -67,12 +73,7 @@ async def test_a_request_that_prefers_it_is_taken_over_and_delivered(
 async def test_the_same_call_again_is_the_same_job(
     start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
 ) -> None:
-    async def script(talk: Talk) -> None:
-        while True:
-            await talk.read_request()
-            await talk.send(answer(b"ok"))
-
-    upstream = await start_upstream(script)
+    upstream = await start_upstream(takes_it)
     sidecar = await start_sidecar(upstreams=route(upstream), policies=FAST)
     app = await sidecar.app()
     first, second = [await app.ask(post("hello", "Idempotency-Key: k")) for _ in range(2)]
@@ -85,12 +86,7 @@ async def test_the_same_call_again_is_the_same_job(
 async def test_the_same_key_with_another_request_is_refused_and_not_dropped(
     start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
 ) -> None:
-    async def script(talk: Talk) -> None:
-        while True:
-            await talk.read_request()
-            await talk.send(answer(b"ok"))
-
-    upstream = await start_upstream(script)
+    upstream = await start_upstream(takes_it)
     sidecar = await start_sidecar(upstreams=route(upstream), policies=FAST)
     app = await sidecar.app()
     first = await app.ask(post("hello", "Idempotency-Key: k"))
