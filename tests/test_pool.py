@@ -73,6 +73,34 @@ async def test_one_connection_serves_requests_one_after_the_other(
     assert 1 == the_pool(sidecar).idle
 
 
+@pytest.mark.parametrize(("behind", "connections"), [(b"", 1), (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad", 2)])
+async def test_behind_a_long_body_the_next_answer_is_read_and_nothing_else_is_taken_for_it(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Route, behind: bytes, connections: int
+) -> None:
+    long = bytes(range(256)) * 1200  # comes in pieces, and is no HTTP
+
+    first = True
+
+    async def script(talk: Talk) -> None:
+        nonlocal first
+        if first:
+            first, sent = False, answer(long) + behind
+            await talk.read_request()
+            for start in range(0, len(sent), 90_000):
+                await talk.send(sent[start : start + 90_000])
+                await asyncio.sleep(0.01)
+        while True:
+            await talk.read_request()
+            await talk.send(answer(b"good"))
+
+    upstream = await start_upstream(script)
+    sidecar = await start_sidecar(upstreams=route(upstream))
+    app = await sidecar.app()
+    assert long == (await app.ask(GET)).body
+    assert b"good" == (await app.ask(GET)).body
+    assert connections == the_pool(sidecar).connects
+
+
 async def test_requests_at_the_same_time_get_a_connection_each(
     start_sidecar: Starter, start_upstream: UpstreamStarter, route: Route
 ) -> None:

@@ -64,6 +64,7 @@ class AnswerReader:
         "_head_bytes",
         "_head_limit",
         "_interim_seen",
+        "_left",
         "_parser",
         "_reading_paused",
         "_sink",
@@ -94,6 +95,8 @@ class AnswerReader:
     _head_bytes: int
     _head_limit: int
     _interim_seen: bool
+    _left: int
+    """Bytes of a long body that are still to come, past the parser; 0 for all other answers."""
     _parser: httptools.HttpResponseParser
     _reading_paused: bool
     _sink: Sink | None
@@ -229,6 +232,20 @@ class AnswerReader:
             return
         self.complete = True
         self.ready = True
+
+    def take_past_parser(self, data: bytes) -> None:
+        """A piece of a long body of known length: nothing in it is to be understood, and llhttp would copy it."""
+        left = self._left
+        if len(data) < left:
+            self._left = left - len(data)
+            self.on_body(data)
+            return
+        self._left = 0
+        self._parser = httptools.HttpResponseParser(self)  # the old one still waits for this body
+        if len(data) > left:
+            self.keep_alive = False  # bytes nobody asked for
+        self.on_body(data[:left])
+        self.on_message_complete()
 
     def _refuse(self, fault: str) -> ValueError:
         """llhttp stops at any exception; `data_received` turns the fault into the failure."""

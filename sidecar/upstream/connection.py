@@ -128,6 +128,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         self._unusual = False
         self.trailers = []
         self._interim_seen = False
+        self._left = 0
         self._sink = None
         self.waiting = []  # body bytes the exchange has not taken yet
         self._waiting_bytes = 0
@@ -367,6 +368,11 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
             self.answering = True
             if not data.startswith(b"HTTP/1."):
                 self._interim_seen = self._unusual = True  # its version is looked at once the head is complete
+        if self._left:
+            self.take_past_parser(data)
+            if self.ready and self.owner is not None:
+                self.owner.wake()
+            return
         received = self.received
         if self.head is None:
             self._head_bytes += len(data)
@@ -380,6 +386,9 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
                 self.fail(AttemptFailed("PROTOCOL_ERROR", self._fault or f"not valid HTTP: {error}", self.phase))
                 return
         if self.ready:
+            head = self.head
+            if not self.complete and head is not None and head.content_length is not None:
+                self._left = head.content_length - self.received
             if self.owner is not None:
                 self.owner.wake()
             return
