@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from pathlib import Path
 
 _SETTLE = 100
@@ -23,27 +22,28 @@ async def watch(
 ) -> None:
     """Call `changed` whenever the file holds something else than was read last, until told to stop. Raises OSError
     when it cannot."""
-    from watchfiles import awatch  # only those who have a file pay for it
+    # Only those who have a file pay for it, and not for its asynchronous side, which takes two megabytes.
+    from watchfiles import watch as events_in
 
     loop = asyncio.get_running_loop()
     while not stop.is_set():
         folders = await loop.run_in_executor(None, _folders, path)
-        events = awatch(
+        events = events_in(
             *folders,
             watch_filter=None,
             debounce=_SETTLE * 4,
             step=_SETTLE,
-            stop_event=stop,
+            stop_event=stop,  # only ever asked whether it is set, which any thread may
             rust_timeout=_LOOK_ANYWAY,
             yield_on_timeout=True,
             recursive=False,
         )
-        async with aclosing(events):
-            async for _ in events:
-                if last_read() != await loop.run_in_executor(None, content, path):
-                    await changed()
-                if folders != await loop.run_in_executor(None, _folders, path):
-                    break
+        while await loop.run_in_executor(None, next, events, None) is not None:
+            if last_read() != await loop.run_in_executor(None, content, path):
+                await changed()
+            if folders != await loop.run_in_executor(None, _folders, path):
+                events.close()
+                break
 
 
 def content(path: Path) -> bytes | None:
