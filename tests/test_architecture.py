@@ -32,7 +32,7 @@ IMPURE = {
 }
 
 VAGUE_NAMES = {"util", "utils", "manager", "managers", "helper", "helpers", "base", "common"}
-LONGEST_FILE = 400
+LONGEST_FILE = 660  # a guideline: an object is never sliced to stay below it
 
 # Written so that this file does not find itself.
 MACHINE_PATH = re.compile(r"(?<![\w.\-])/(?:wo" + r"rk|ro" + r"ot|tmp/d" + r"ev)/")
