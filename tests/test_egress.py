@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from typing import Any
 
 import pytest
 
 from config.model import Settings
-from sidecar.egress import Egress, is_own_address, plain_address
+from sidecar.egress import Egress, is_own_address, plain_address, reached
 from sidecar.failures import Refused
 from sidecar.upstream import resolve
 from tests.conftest import Running, Starter, UpstreamStarter
@@ -93,18 +94,65 @@ async def refused_without_dialling(sidecar: Running, way: str, authority: str, m
     [
         ("::ffff:127.0.0.1", "127.0.0.1"),
         ("::ffff:7f00:1", "127.0.0.1"),
+        ("::ffff:0:7f00:1", "127.0.0.1"),
         ("64:ff9b::7f00:1", "127.0.0.1"),
         ("2002:7f00:1::", "127.0.0.1"),
         ("::127.0.0.1", "127.0.0.1"),
+        ("2001:0:c000:201::80ff:fffe", "127.0.0.1"),
+        ("fd00::5efe:7f00:1", "127.0.0.1"),
+        ("fd00::200:5efe:7f00:1", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("::ffff:0.0.0.0", "127.0.0.1"),
+        ("64:ff9b::", "127.0.0.1"),
+        ("::", "::1"),
         ("fe80::1%eth0", "fe80::1"),
+        ("2002:7f00:1::", "2002:7f00:1::"),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.1"),
         ("::1", "::1"),
         ("::", "::"),
         ("2001:db8::1", "2001:db8::1"),
         ("10.0.0.1", "10.0.0.1"),
     ],
 )
-def test_an_address_is_judged_by_what_a_packet_would_reach(written: str, meant: str) -> None:
-    assert meant == str(plain_address(written))
+def test_an_address_is_judged_by_all_that_a_packet_to_it_may_reach(written: str, meant: str) -> None:
+    assert ipaddress.ip_address(meant) in reached(written)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "0.0.0.1", "::1", "2001:db8::1", "fd00::1"])
+def test_an_ordinary_address_reaches_itself_alone(address: str) -> None:
+    assert (ipaddress.ip_address(address),) == reached(address)
+
+
+LOOPBACK = ["127.0.0.0/8", "::1"]
+ALSO_LOOPBACK = [
+    *("0.0.0.0", "::", "::ffff:0.0.0.0", "::ffff:0:0", "127.0.0.1", "127.255.0.9", "::1", "::127.0.0.1"),
+    *("::ffff:127.0.0.1", "::ffff:0:127.0.0.1", "64:ff9b::127.0.0.1", "64:ff9b::", "2002:7f00:1::", "2002::"),
+    *("2001:0:c000:201::80ff:fffe", "fe80::5efe:127.0.0.1", "::1%lo"),
+]
+
+
+@pytest.mark.parametrize("address", ALSO_LOOPBACK)
+def test_a_denied_loopback_is_denied_in_every_spelling(address: str) -> None:
+    assert ("EGRESS_DENIED", "egress") == refusal(egress(deny=LOOPBACK, allow=["name.test"]), address)
+
+
+def test_the_unspecified_address_is_denied_with_either_loopback() -> None:
+    for denied in ("127.0.0.0/8", "127.0.0.1", "::1", "0.0.0.0", "::ffff:127.0.0.1", "::ffff:127.0.0.0/104"):
+        assert None is not refusal(egress(deny=[denied]), "0.0.0.0"), denied
+    assert None is refusal(egress(deny=["10.0.0.0/8"]), "0.0.0.0")
+
+
+@pytest.mark.parametrize("network", ["2002::/16", "64:ff9b::/96", "::/0"])
+def test_a_denied_network_of_ipv6_holds_for_addresses_with_another_inside(network: str) -> None:
+    address = "64:ff9b::808:808" if network == "64:ff9b::/96" else "2002:808:808::1"
+    assert ("EGRESS_DENIED", "egress") == refusal(egress(deny=[network]), address)
+
+
+def test_ipv4_written_as_ipv6_in_a_rule_means_ipv4() -> None:
+    rules = egress(deny=["::ffff:10.0.0.0/104"])
+    assert ("EGRESS_DENIED", "egress") == refusal(rules, "10.1.1.1")
+    assert None is refusal(rules, "11.1.1.1")
+    assert None is refusal(egress(allow=["::ffff:169.254.169.254"]), "169.254.169.254")
 
 
 @pytest.mark.parametrize("address", METADATA + METADATA_IN_DISGUISE)
@@ -202,6 +250,42 @@ async def test_admin_and_probes_are_not_reachable_through_the_proxy(
         reply = await ask(sidecar, way, f"{host}:{port}")
         assert (403, "EGRESS_DENIED") == (reply.status, reply.json["error_code"]), host
         assert role in reply.json["message"]
+
+
+@pytest.mark.parametrize("way", ["forward", "connect"])
+async def test_no_spelling_of_a_denied_loopback_reaches_what_listens_there(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, way: str
+) -> None:
+    upstream = await start_upstream(always(answer(b"inside")))
+    sidecar = await start_sidecar(egress={"deny": LOOPBACK, "connect_ports": [upstream.port]})
+    spellings = ["0.0.0.0", "0", "0x0", "00", "0.0", "0.0.0.0.", "[::]", "[::ffff:0.0.0.0]", "[::ffff:0:0]", "[0::0]"]
+    spellings += ["127.1", "0177.1", "0x7f000001", "2130706433", "localhost", "localhost.", "[::127.0.0.1]", "[::1]"]
+    for host in spellings:
+        reply = await ask(sidecar, way, f"{host}:{upstream.port}")
+        assert (403, "EGRESS_DENIED") == (reply.status, reply.json["error_code"]), host
+    for host in ("[::1%lo]", "%30", "127.0.0.%31", "127.0.0.1%00", "\u0661", "\uff11\uff12\uff17.1"):
+        app = await sidecar.app()
+        line = f"CONNECT {host}:{upstream.port}" if way == "connect" else f"GET http://{host}:{upstream.port}/"
+        assert 400 == (await app.ask(f"{line} HTTP/1.1\r\nHost: a\r\n\r\n".encode(), to_head=False)).status, host
+    assert 0 == upstream.connections
+
+
+async def test_what_the_kernel_connected_to_is_judged_once_more(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it makes of an address: nothing is sent to one that is denied."""
+    upstream = await start_upstream(always(answer(b"inside")))
+
+    async def elsewhere(infos: list[resolve.AddressInfo], **options: Any) -> socket.socket:
+        made = socket.create_connection(("127.0.0.1", upstream.port))
+        made.setblocking(False)
+        return made
+
+    monkeypatch.setattr("aiohappyeyeballs.start_connection", elsewhere)
+    sidecar = await start_sidecar(egress={"deny": LOOPBACK}, lookup=addresses("192.0.2.1"))
+    reply = await ask(sidecar, "forward", f"innocent.test:{upstream.port}")
+    assert (403, "EGRESS_DENIED") == (reply.status, reply.json["error_code"])
+    assert [] == upstream.requests
 
 
 async def test_an_endpoint_that_is_the_sidecar_itself_is_a_loop(start_sidecar: Starter) -> None:

@@ -84,6 +84,8 @@ class Dialler:
                 stage = "tls"
                 try:
                     address = str(sock.getpeername()[0])
+                    # What the kernel made of the address is judged as well, before anything is sent there.
+                    self._egress.check_address(address, origin.port, origin.host)
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     name = server_name if tls is not None else None
                     _, protocol = await self._loop.create_connection(
