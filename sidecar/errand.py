@@ -2,7 +2,9 @@
 
 Law: it is an exchange like any other, through the same rules, breakers, policies, pools and egress checks, and its
 record feeds the same signals; it only answers to whoever sent it out. It is counted as attempts, never as a session:
-those are the requests of apps. It is never kept a second time.
+those are the requests of apps. It is never kept a second time. It never goes to a fallback: whether it was executed
+before is known, or can be asked, only where it was meant to go. A delivery is sent once per attempt of its row, also
+over a connection that turns out to be dead: what follows is for the rules of the outbox to say.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from typing import TYPE_CHECKING, Any, cast
 from sidecar import clock
 from sidecar.body import RequestBody
 from sidecar.exchange import Exchange
-from sidecar.failures import AnsweredHere
+from sidecar.failures import AnsweredHere, AttemptFailed
 from sidecar.policy.resend import NO_KEY
 from sidecar.relay import AppSink
 from sidecar.request import Request
 from sidecar.routing import DEFAULT_PORTS, origin_path, parse_authority, split_absolute
-from telemetry.record import NOT_CONNECTED, Attempt, Errand, Trace
+from telemetry.record import CONNECTED, NOT_CONNECTED, Attempt, Errand, Trace
 
 if TYPE_CHECKING:
     from config.errors import ErrorCode
@@ -235,6 +237,14 @@ class Sending(Exchange):
         elif self._key() == NO_KEY:
             super()._look_at_key(upstream)
         self._involved = self._guarded
+
+    def _may_replace(self, failed: AttemptFailed) -> bool:
+        if self._kind == "outbox" and failed.phase > CONNECTED:
+            return False
+        return super()._may_replace(failed)
+
+    def _fallback(self) -> None:
+        """See the module's law."""
 
     async def _take_part(self) -> None:
         if self._guarded:

@@ -109,8 +109,9 @@ class Senders:
         from sidecar.durable.delivery import Sent, notification_id_of
 
         terms = self._proxy.kept.outbox_terms_of(delivery.upstream)
-        headers, _ = _keyed(delivery, terms.idempotency.header)
-        sending = self._delivery(delivery, "outbox", delivery.method, delivery.url, headers)
+        headers, _, derived = _keyed(delivery, terms.idempotency.header)
+        injected = terms.idempotency.header.lower() if derived else None
+        sending = self._delivery(delivery, "outbox", delivery.method, delivery.url, headers, injected)
         await sending.go()
         answer, known = sending.answer, sending.known
         return Sent(
@@ -128,7 +129,13 @@ class Senders:
         )
 
     def _delivery(
-        self, delivery: Delivery, kind: str, method: str, url: str, headers: list[tuple[bytes, bytes]]
+        self,
+        delivery: Delivery,
+        kind: str,
+        method: str,
+        url: str,
+        headers: list[tuple[bytes, bytes]],
+        injected: str | None = None,
     ) -> Sending:
         body: Any = b""
         size = 0
@@ -138,7 +145,7 @@ class Senders:
                 bodies = self._durable.letters.bodies
                 size = bodies.size_of(delivery.body_file)
                 body = bodies.read(delivery.body_file, delivery.host, delivery.send_key)
-        return Sending(self._proxy, kind, delivery.upstream, method, url, headers, body, size)
+        return Sending(self._proxy, kind, delivery.upstream, method, url, headers, body, size, injected=injected)
 
     async def look_up(self, delivery: Delivery) -> Found:
         from sidecar.durable.delivery import Found, found_by, notification_id_of
@@ -148,7 +155,7 @@ class Senders:
         rule = terms.outbox.reconcile
         if rule is None:
             return Found(None, message="there is no lookup for this upstream (`outbox.reconcile`)")
-        headers, key = _keyed(delivery, terms.idempotency.header)
+        headers, key, _ = _keyed(delivery, terms.idempotency.header)
         url = rule.url.replace("{key}", key)
         if host_of(url) != delivery.host:
             headers = []  # its credentials are for another host
@@ -212,10 +219,11 @@ def _origin(context: Mapping[str, object]) -> Trace | None:
     return Trace(int(trace_id, 16), int(span_id, 16), 0, True)
 
 
-def _keyed(delivery: Delivery, header: str) -> tuple[list[tuple[bytes, bytes]], str]:
-    """The headers with the delivery's key, which is the app's own where it gave one, and that key."""
+def _keyed(delivery: Delivery, header: str) -> tuple[list[tuple[bytes, bytes]], str, bool]:
+    """The headers with the delivery's key, which is the app's own where it gave one; that key; and whether it was
+    derived here, so that nobody may take it for the app's."""
     wanted = header.lower().encode()
     given = next((value for name, value in delivery.headers if name.lower() == wanted), None)
     if given is not None:
-        return list(delivery.headers), given.decode("latin-1")
-    return [*delivery.headers, (header.encode(), delivery.send_key.encode())], delivery.send_key
+        return list(delivery.headers), given.decode("latin-1"), False
+    return [*delivery.headers, (header.encode(), delivery.send_key.encode())], delivery.send_key, True
