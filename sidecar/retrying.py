@@ -11,6 +11,7 @@ import asyncio
 import math
 from typing import NoReturn
 
+from config.credentials import is_credential_name
 from sidecar import clock
 from sidecar.failures import AttemptFailed, GaveUp
 from sidecar.policy.breaker import counts
@@ -23,7 +24,6 @@ from sidecar.prepared import Prepared
 from sidecar.upstream.connection import UpstreamConnection
 from sidecar.upstream.destination import Choice, Destination
 from telemetry.record import FATAL, Attempt, Decision
-from telemetry.redact import hides_header
 
 _LONGEST_TARGET = 2_048
 _PAUSING = frozenset({"RATE_LIMIT_EXCEEDED", "QUOTA_EXCEEDED"})
@@ -290,7 +290,7 @@ def _shortened(target: str) -> str:
 
 
 def _is_credential(line: bytes) -> bool:
-    return hides_header(line.partition(b":")[0].decode("latin-1"))
+    return is_credential_name(line.partition(b":")[0].decode("latin-1"))
 
 
 def _set(future: asyncio.Future[None]) -> None:

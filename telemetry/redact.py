@@ -1,42 +1,32 @@
-"""The one module that knows what a secret looks like.
+"""The one module that hides secrets.
 
 Law: whatever is shown to anyone (spans, logs, events, admin answers, dead-letter listings) passes through here; no
-other file decides what to hide. When in doubt it hides. A name is kept, its value is not. Comparisons are made on the
-decoded, lower-case form, so that `%74oken` and `TOKEN` hide as well as `token`.
+other file decides what to hide. What a credential is called and looks like is said in `config/credentials.py`, what
+else is hidden in the settings. When in doubt it hides. A name is kept, its value is not. Comparisons are made on the
+decoded, lower-case form, so that `%74oken` and `TOKEN` hide as well as `token`. The work is linear in the length of
+the text.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from urllib.parse import unquote, unquote_plus
+from urllib.parse import unquote
+
+from config.credentials import (
+    credential_shapes,
+    decoded_name,
+    has_credential_shape,
+    is_credential_name,
+    value_looks_secret,
+)
 
 MASK = "REDACTED"
 _LONGEST_TEXT = 2_000
 
-# Query parameters whose value is a credential, lower case.
-QUERY_NAMES = frozenset(
-    "x-amz-signature x-amz-credential x-amz-security-token awsaccesskeyid signature sig x-goog-signature "
-    "x-goog-credential token access_token api_key apikey key password secret code client_secret "
-    "authorization jwt".split()
-)
-HEADER_NAMES = frozenset(
-    "authorization proxy-authorization cookie set-cookie x-api-key api-key x-auth-token x-amz-security-token "
-    "www-authenticate".split()
-)
-_TELLING_PARTS = ("token", "secret", "password")  # anywhere in a name
-
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{1,15}://[^\s\"'<>`]+")
 _USERINFO = re.compile(r"[^\s/@:\"']{1,64}:[^\s/@\"']{1,256}@(?=[\w\[])")  # `user:password@host` without a scheme
 _SCHEME = re.compile(r"\b(Bearer|Basic|Digest|Negotiate|ApiKey)\s+[A-Za-z0-9._~+/=\-]{4,}", re.IGNORECASE)
-_SHAPES = re.compile(  # credentials that are recognised without a name beside them
-    r"eyJ[\w\-]{8,}\.[\w\-]{8,}(?:\.[\w\-]*)?"  # a signed or encrypted web token
-    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
-    r"|\b(?:sk|pk|rk)[-_][\w\-]{16,}"
-    r"|\bgh[pousr]_\w{20,}"
-    r"|\bxox[abeoprs]-[\w\-]{10,}"
-)
-_NESTED_USERINFO = re.compile(r"://[^\s/?#@]{1,512}@")  # of a url inside a value
 # Fields whose value may be several words: all of the line goes.
 _FIELD = re.compile(
     r"\b(authorization|proxy-authorization|cookie|set-cookie|www-authenticate)([\"']?\s{0,3}[:=])[^\r\n]+",
@@ -44,7 +34,7 @@ _FIELD = re.compile(
 )
 # `name=value`, `name: value`, `"name": "value"` in running text. In two steps, because a value can look like a name:
 # in "it failed: token=abc" the value of `failed` holds a pair of its own.
-_NAME = re.compile(r"([\w\-]{2,64})([\"']?\s{0,3}[=:]\s{0,3})")
+_NAME = re.compile(r"(?<![\w\-])([\w\-]{2,}+)([\"']?\s{0,3}[=:]\s{0,3})")
 _VALUE = re.compile(r"\"[^\"]{0,2000}\"|'[^']{0,2000}'|[^\s,;&\"'})\]]+")
 
 
@@ -56,7 +46,7 @@ class Redactor:
         self.configure(query, paths)
 
     def configure(self, query: Iterable[str], paths: Iterable[str]) -> None:
-        self._names = QUERY_NAMES | {name.lower() for name in query}
+        self._names = frozenset(name.lower() for name in query)
         self._paths = tuple(tuple(part for part in path.split("/") if part) for path in paths)
 
     # ---- urls ----------------------------------------------------------------------------------------------------
@@ -81,7 +71,7 @@ class Redactor:
         segments = path.split("/")
         decoded = [unquote(segment) for segment in segments]
         for index, segment in enumerate(decoded):
-            if _SHAPES.search(segment):
+            if has_credential_shape(segment):
                 segments[index] = MASK
         for pattern in self._paths:
             for start in range(len(segments)):
@@ -105,13 +95,9 @@ class Redactor:
         if ";" in part:  # an old separator that some servers still honour
             return ";".join([self._parameter(piece) for piece in part.split(";")])
         name, equals, value = part.partition("=")
-        if equals and (self.hides(unquote_plus(name)) or _looks_secret(value)):
-            return f"{name}={MASK}"
-        return part if equals else self._bare(part)
-
-    def _bare(self, part: str) -> str:
-        """A query without names may itself be the credential."""
-        return MASK if _SHAPES.search(unquote(part)) else part
+        if equals:
+            return f"{name}={MASK}" if self.hides(decoded_name(name)) or value_looks_secret(value) else part
+        return MASK if has_credential_shape(unquote(part)) else part  # a query without names may itself be one
 
     @staticmethod
     def _authority(authority: str) -> str:
@@ -122,12 +108,11 @@ class Redactor:
 
     def hides(self, name: str) -> bool:
         """Whether the value of a parameter or field with this name is a secret."""
-        lowered = name.lower()
-        return lowered in self._names or any(part in lowered for part in _TELLING_PARTS)
+        return is_credential_name(name) or name.lower() in self._names
 
     def headers(self, fields: Mapping[str, str]) -> dict[str, str]:
         """Header fields as they may be shown."""
-        return {name: MASK if hides_header(name) else self.text(value) for name, value in fields.items()}
+        return {name: MASK if is_credential_name(name) else self.text(value) for name, value in fields.items()}
 
     # ---- running text --------------------------------------------------------------------------------------------
 
@@ -140,7 +125,7 @@ class Redactor:
         text = _FIELD.sub(lambda found: f"{found[1]}{found[2]} {MASK}", text)
         text = _SCHEME.sub(lambda found: f"{found[1]} {MASK}", text)
         text = self._without_pairs(text)
-        return _SHAPES.sub(MASK, text)
+        return _without_shapes(text)
 
     def _url_in_text(self, found: re.Match[str]) -> str:
         url = found[0].rstrip(".,:;)]}")  # the sentence's, not the url's
@@ -158,30 +143,29 @@ class Redactor:
         return "".join((*pieces, text[done:])) if pieces else text
 
     def _names_a_secret(self, name: str, separator: str) -> bool:
-        if ":" in separator and name.lower() in _ORDINARY_WORDS:
-            return False  # "code: 503" is prose; "code=…" is a parameter
-        return self.hides(name) or hides_header(name)
+        lowered = name.lower()
+        if lowered in _OWN_NAMES or (":" in separator and lowered in _ORDINARY_WORDS):
+            return False
+        if ":" in separator and separator[0] not in "\"'" and lowered in _WORDS_OF_PROSE:
+            return False
+        return self.hides(name)
 
 
-# End like a credential, and are none.
-_HARMLESS_KEYS = frozenset({"idempotency-key", "sec-websocket-key", "surrogate-key", "cache-key", "author"})
-_ORDINARY_WORDS = frozenset({"code", "key", "idempotency_key"})
+_OWN_NAMES = frozenset({"session_id"})  # in the sidecar's own sentences; it opens nothing
+_ORDINARY_WORDS = frozenset({"code", "key"})  # "code: 503" is prose or says what went wrong; `code=…` is a parameter
+_WORDS_OF_PROSE = frozenset("auth session pass pin sign signature assertion cookies".split())  # but not `"auth": "…"`
 
 
-def _looks_secret(value: str) -> bool:
-    """Of a parameter: whatever its name is, a credential, or a url with one before its host. Once or twice encoded."""
-    decoded = unquote_plus(value)
-    if "%" in decoded:
-        decoded += " " + unquote(decoded)
-    return bool(_SHAPES.search(decoded) or _NESTED_USERINFO.search(decoded))
-
-
-def hides_header(name: str) -> bool:
-    """Whether a header field's value is never shown."""
-    lowered = name.lower()
-    if lowered in HEADER_NAMES or any(part in lowered for part in _TELLING_PARTS):
-        return True
-    return lowered not in _HARMLESS_KEYS and (lowered.endswith("key") or "auth" in lowered)
+def _without_shapes(text: str) -> str:
+    found = sorted(credential_shapes(text))
+    if not found:
+        return text
+    pieces, done = [], 0
+    for start, end in found:
+        if end > done:
+            pieces += [text[done:start], MASK]
+            done = end
+    return "".join((*pieces, text[done:]))
 
 
 def _hidden(pattern: tuple[str, ...], segments: list[str], start: int) -> list[int]:

@@ -6,10 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.redact import HEADER_NAMES, QUERY_NAMES, Redactor, hides_header
+from telemetry.redact import Redactor
 
 R = Redactor()
 CANARY = "c4naryc4naryc4nary"
+QUERY_NAMES = """x-amz-signature x-amz-credential x-amz-security-token awsaccesskeyid signature sig x-goog-signature
+    x-goog-credential token access_token api_key apikey key password secret code client_secret authorization jwt api-key
+    x-api-key subscription-key access_key private_key auth pwd passwd client_assertion sas""".split()
+HEADER_NAMES = """authorization proxy-authorization cookie set-cookie x-api-key api-key x-auth-token x-amz-security-token
+    www-authenticate x-session x-signature x-jwt-assertion x-credential x-pat private-token x-goog-api-key""".split()
 
 
 # ---- urls --------------------------------------------------------------------------------------------------------
@@ -71,12 +76,6 @@ def test_every_listed_parameter_is_hidden_in_any_spelling(name: str, spelled: ob
     assert f"/x?a=1&{given_name}=REDACTED" == R.url(f"/x?a=1&{given_name}={CANARY}")
 
 
-def test_the_list_is_the_documented_one() -> None:
-    documented = """X-Amz-Signature, X-Amz-Credential, X-Amz-Security-Token, AWSAccessKeyId, Signature, sig,
-        X-Goog-Signature, token, access_token, api_key, apikey, key, password, secret, code, client_secret"""
-    assert {name.strip().lower() for name in documented.split(",")} <= QUERY_NAMES
-
-
 def test_further_parameters_can_be_named() -> None:
     assert "/x?phone=REDACTED&name=1" == Redactor(query=["Phone"]).url("/x?phone=2&name=1")
 
@@ -132,7 +131,6 @@ def test_the_value_of_a_secret_parameter_is_gone_whatever_it_is(name: str, secre
     ],
 )
 def test_header_fields_that_carry_credentials_are_always_masked(name: str) -> None:
-    assert hides_header(name)
     assert {name: "REDACTED"} == R.headers({name: CANARY})
 
 
@@ -166,6 +164,10 @@ def test_other_header_fields_are_shown_with_their_secrets_cut_out() -> None:
         ("x-api-key: abc", "x-api-key: REDACTED"),
         ("the code: 503 is fine", "the code: 503 is fine"),
         ("code=abc123", "code=REDACTED"),
+        ("listen.auth: says nothing", "listen.auth: says nothing"),
+        ('{"auth": "abc", "session": "x"}', '{"auth": REDACTED, "session": REDACTED}'),
+        ("X-Session: abc", "X-Session: REDACTED"),
+        ("session_id=ses_1 of monkey=1 by author=me", "session_id=ses_1 of monkey=1 by author=me"),
         ("policies.default.max_attempts: 4", "policies.default.max_attempts: 4"),
         ("x-should-retry: false", "x-should-retry: false"),
         ("jwt eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.sig here", "jwt REDACTED here"),

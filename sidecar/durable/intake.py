@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 
+from config.credentials import is_credential_name
 from config.durable import DeadLetter
 from config.idempotency import Idempotency
 from sidecar import clock
@@ -22,7 +23,7 @@ from sidecar.durable.rows import Row
 from sidecar.durable.seal import Keyring
 from sidecar.durable.verdict import EXPOSURES, exposure, worse
 from telemetry.record import NOT_CONNECTED, PHASE_WORDS
-from telemetry.redact import Redactor, hides_header
+from telemetry.redact import Redactor
 
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate", "b3", "x-request-id", "x-correlation-id"})
 _OVERWRITES = frozenset({"PUT", "DELETE"})
@@ -159,7 +160,7 @@ def split_headers(
     shown, hidden = [], []
     for raw_name, raw_value in headers:
         name = raw_name.decode("latin-1").lower()
-        if name in allowed or (_generally_shown(name) and not hides_header(name)):
+        if name in allowed or (_generally_shown(name) and not is_credential_name(name)):
             shown.append([name, _value_shown(redactor, raw_value)])
         else:
             hidden.append(name)
