@@ -33,10 +33,11 @@ UPGRADE_LINES = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
     OVERRIDE,
     CALLER,
     PREFER,
-) = range(19)
+    PROXY_CONNECTION,
+) = range(20)
 
 _REMEMBERED_NAMES = 2048
-PLAIN_CONNECTION = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
+PLAIN_CONNECTION = frozenset({b"", b"keep-alive", b"close", b"Keep-Alive", b"Close"})
 # Never acceptable behind the last chunk: they would change how the message is framed, routed or authorised.
 _NOT_IN_TRAILERS = frozenset(
     b"transfer-encoding content-length host connection te upgrade trailer content-encoding content-type "
@@ -64,7 +65,7 @@ class FieldKinds(dict[bytes, int]):
 
 REQUEST_KINDS = FieldKinds(
     {
-        b"proxy-connection": DROP,
+        b"proxy-connection": PROXY_CONNECTION,
         b"keep-alive": DROP,
         b"te": DROP,
         b"proxy-authorization": DROP,

@@ -27,6 +27,7 @@ from sidecar.headers import (
     OVERRIDE,
     PLAIN_CONNECTION,
     PREFER,
+    PROXY_CONNECTION,
     REQUEST_KINDS,
     TRACEPARENT,
     TRACESTATE,
@@ -133,6 +134,10 @@ class Request:
             self.unusual = True
         elif kind == CONNECTION:
             self.connection = joined(self.connection, value)
+        elif kind == PROXY_CONNECTION:
+            # Not passed on and nothing is read from it, but llhttp takes it for a Connection field: with it an
+            # HTTP/1.0 request looks as persistent as an HTTP/1.1 one, and has to be looked at as closely (R20).
+            self.connection = self.connection or b""
         elif kind == HOST:
             self.refuse(Malformed("MALFORMED_REQUEST", "a request has one Host field only", reason="host"))
         elif kind == UPGRADE:
@@ -293,7 +298,7 @@ class RequestReader(RequestHandler):
                 request.refuse(Malformed("VERSION_NOT_SUPPORTED", message, reason="version"))
         if request.connection is not None and request.connection not in PLAIN_CONNECTION:
             request.lines = without_named(request.lines, request.connection)
-            if request.upgrade is not None and self.parser.should_upgrade():
+            if request.upgrade is not None and self.parser.should_upgrade() and not request.http10:  # RFC 9110, 7.8
                 request.switches = request.upgrade.strip().lower() == b"websocket"
 
     def _measure(self, request: Request) -> None:

@@ -550,6 +550,50 @@ async def test_r14_an_http10_upstream_is_not_kept(connect) -> None:
     assert 2 == upstream.connections
 
 
+# ---- R20: what an HTTP/1.0 app is sent -----------------------------------------------------------------------------
+
+KEEP_ALIVE = ["", "Connection: keep-alive\r\n", "Proxy-Connection: keep-alive\r\n", "proxy-connection: Keep-Alive\r\n"]
+
+
+@pytest.mark.parametrize("asked", KEEP_ALIVE)
+async def test_r20_an_http10_app_gets_no_interim_answer_and_no_chunks_whatever_it_asks_for(connect, asked: str) -> None:
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
+    app, _, _ = await connect(once(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + chunked))
+    reply = await app.ask(f"GET /u HTTP/1.0\r\n{asked}\r\n")
+    assert (200, None, "close", b"ok") == (
+        reply.status,
+        reply.get("Transfer-Encoding"),
+        reply.get("Connection"),
+        reply.body,
+    )
+    assert await app.closed()
+
+
+@pytest.mark.parametrize("asked", KEEP_ALIVE)
+async def test_r20_an_http10_app_is_never_asked_for_its_body_with_a_100(connect, asked: str) -> None:
+    app, upstream, _ = await connect(always(b"HTTP/1.1 100 Continue\r\n\r\n" + answer(b"ok")))
+    reply = await app.ask(f"POST /u HTTP/1.0\r\n{asked}Expect: 100-continue\r\nContent-Length: 2\r\n\r\nhi")
+    assert (200, b"ok", [b"hi"]) == (reply.status, reply.body, upstream.bodies)
+
+
+@pytest.mark.parametrize("version", ["0.9", "2.0", "3.0", "0.1"])
+@pytest.mark.parametrize("asked", KEEP_ALIVE)
+async def test_r20_other_versions_are_refused_whatever_they_ask_for(connect, version: str, asked: str) -> None:
+    app, upstream, _ = await connect()
+    reply = await app.ask(f"GET /u HTTP/{version}\r\nHost: s\r\n{asked}\r\n")
+    assert (505, "VERSION_NOT_SUPPORTED", []) == (reply.status, reply.json["error_code"], upstream.requests)
+    assert await app.closed()
+
+
+@pytest.mark.parametrize("field", ["Connection", "Proxy-Connection"])
+async def test_r20_an_http10_app_cannot_change_protocols(connect, field: str) -> None:
+    app, upstream, _ = await connect()
+    reply = await app.ask(f"GET /u HTTP/1.0\r\n{field}: Upgrade, keep-alive\r\nUpgrade: websocket\r\n\r\n")
+    assert (200, "close") == (reply.status, reply.get("Connection"))
+    assert [] == lines_of(upstream.requests[0], "Upgrade")
+    assert await app.closed()
+
+
 # ---- R15: sizes --------------------------------------------------------------------------------------------------
 
 
