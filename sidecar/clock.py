@@ -38,6 +38,13 @@ def spawn(work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
     return task
 
 
+def heard(task: asyncio.Task[Any]) -> None:
+    """For work that several wait for and that outlives them (`asyncio.shield`): its failure is told to those who still
+    wait. When all of them have left it is nobody's, and asyncio would print it."""
+    if not task.cancelled():
+        task.exception()
+
+
 def unguessable(length: int) -> str:
     """Random lower-case hex digits."""
     return secrets.token_hex((length + 1) // 2)[:length]

@@ -220,9 +220,9 @@ class Exchange(Posting):
             framing = b"Transfer-Encoding: chunked\r\n"
         elif request.content_length is not None:
             framing = b"Content-Length: %d\r\n" % request.content_length
-        elif request.upgrade is not None:
+        if request.upgrade is not None:  # then there is no body, but some say so with a length of 0
             check_room(self._proxy)
-            framing = UPGRADE_LINES
+            framing += UPGRADE_LINES
         trace = self.record.trace
         if trace is not None:
             own_lines += self._trace_lines(trace, attempt)

@@ -124,7 +124,7 @@ class ResponseFields:
         elif kind == TRANSFER_ENCODING:
             self.transfer_encoding = joined(self.transfer_encoding, value)
         elif kind == UPGRADE:
-            self.upgrade = value
+            self.upgrade = joined(self.upgrade, value)
 
     def finish(self) -> None:
         """All fields are here: drop those that `Connection` names."""

@@ -21,6 +21,7 @@ from sidecar.durable.trouble import Trouble
 from sidecar.failures import AnsweredHere, UploadBroken
 from sidecar.policy.resend import APP_KEY, INJECTED_KEY, NO_KEY, honoured
 from sidecar.retrying import Retrying
+from sidecar.routing import scheme_of
 from telemetry.record import Attempt, Trace
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ class Keeping(Retrying):
         choice, settings = destination.choices[0], destination.upstream.settings
         scheme, absolute, _ = self._request.target.partition(b"://")
         if absolute and not scheme.startswith(b"/"):
-            named = scheme.decode("latin-1").lower()
+            named = scheme_of(scheme)
         elif choice.host == self._request.host and (settings.endpoints or settings.tls == "originate"):
             named = "http"  # as it was asked for; what it is sent with is for the settings to say
         else:

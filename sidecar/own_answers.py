@@ -126,7 +126,7 @@ class OwnAnswers(Driven):
         scheme, absolute, rest = record.target.partition("://")
         if absolute and not scheme.startswith("/"):  # the app named its target, wherever the attempts went
             host = rest.partition("/")[0].partition("?")[0]
-            port = {"http": ":80", "https": ":443"}.get(scheme.lower(), "")
+            port = {"http": ":80", "https": ":443", "ws": ":80", "wss": ":443"}.get(scheme.lower(), "")
             record.host = host if host.rpartition(":")[2].isdigit() else host + port
         elif record.attempts:
             record.host = record.attempts[-1].endpoint

@@ -12,7 +12,7 @@ from typing import Any
 from sidecar import clock, relay
 from sidecar.answers import status_line
 from sidecar.failures import AttemptFailed, GaveUp, Intercepted, Refused, UploadBroken
-from sidecar.headers import CRLF, UPGRADE_LINES
+from sidecar.headers import CRLF
 from sidecar.own_answers import OwnAnswers
 from sidecar.policy.concurrency import Place
 from sidecar.tunnel import Side, Tunnel, check_room
@@ -187,9 +187,12 @@ class PassedOn(OwnAnswers):
         if connection.transport is None:
             self.record.outcome = "not_retryable"
             raise GaveUp("CONNECTION_RESET", "the upstream closed right after switching protocols")
+        assert connection.head is not None
+        protocol = connection.head.upgrade  # as the upstream says: what follows is in it, asked for or not
+        lines = b"Connection: Upgrade\r\n" + (b"" if protocol is None else b"Upgrade: %b\r\n" % protocol)
         head = relay.response_head(connection, b"", b"").removesuffix(CRLF)
         transport, tail = connection.hand_over()
-        self._step_aside(head, UPGRADE_LINES, transport, tail)
+        self._step_aside(head, lines, transport, tail)
 
     def _step_aside(
         self, head: bytes, lines: bytes, upstream_transport: asyncio.Transport, tail: bytes, dialled: Side | None = None

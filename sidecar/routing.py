@@ -16,6 +16,7 @@ from sidecar.failures import Malformed, Refused
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*\.?\Z")
 DEFAULT_PORTS = {"http": 80, "https": 443}
+_HANDSHAKES = {"ws": "http", "wss": "https"}  # the other names of the same, which WebSocket clients use (RFC 6455, 3)
 _BORDERS = frozenset((b"", b"/", b"?"))  # what may follow a route
 _FEW_ROUTES = 8  # are tried one by one, which is faster than looking for the right one
 
@@ -80,9 +81,9 @@ def _bad_authority(text: str, what: str) -> Malformed:
 
 
 def split_absolute(target: bytes) -> tuple[str, bytes, bytes]:
-    """`http://host/path?query` → scheme, authority, the rest untouched (possibly empty)."""
+    """`http://host/path?query` → scheme (http or https), authority, the rest untouched (possibly empty)."""
     written, separator, rest = target.partition(b"://")
-    scheme = written.decode("latin-1").lower()
+    scheme = scheme_of(written)
     if not separator or scheme not in DEFAULT_PORTS:
         raise Malformed(
             "MALFORMED_REQUEST",
@@ -95,6 +96,12 @@ def split_absolute(target: bytes) -> tuple[str, bytes, bytes]:
         if found >= 0:
             end = found
     return scheme, rest[:end], rest[end:]
+
+
+def scheme_of(written: bytes) -> str:
+    """In lower case. What a WebSocket client calls ws is http until the upstream has agreed to more."""
+    scheme = written.decode("latin-1").lower()
+    return _HANDSHAKES.get(scheme, scheme)
 
 
 def origin_path(rest: bytes, method: str) -> bytes:

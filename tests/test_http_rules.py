@@ -676,6 +676,7 @@ async def test_r16_a_parse_error_closes_the_connection_even_after_good_requests(
 # ---- R17: Upgrade ------------------------------------------------------------------------------------------------
 
 HANDSHAKE = "GET /u HTTP/1.1\r\nHost: s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: k\r\n\r\n"
+SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
 
 
 async def test_r17_bytes_behind_an_upgrade_are_held_until_the_101(connect) -> None:
@@ -747,3 +748,37 @@ async def test_r17_a_101_nobody_asked_for_is_a_502(connect) -> None:
     reply = await app.ask("GET /u HTTP/1.1\r\nHost: s\r\n\r\n")
     assert (502, "PROTOCOL_ERROR") == (reply.status, reply.json["error_code"])
     assert set() == sidecar.proxy.tunnels
+
+
+async def test_r17_a_handshake_that_says_it_has_no_body_is_a_handshake(connect) -> None:
+    app, upstream, _ = await connect(once(SWITCHED + b"first"))
+    reply = await app.ask(HANDSHAKE.replace("Sec-", "Content-Length: 0\r\nSec-"))
+    (head,) = upstream.requests
+    assert (101, "websocket") == (reply.status, reply.get("Upgrade"))
+    assert (["Upgrade"], ["websocket"], ["0"]) == tuple(
+        lines_of(head, name) for name in ("Connection", "Upgrade", "Content-Length")
+    )
+    assert b"first" == await asyncio.wait_for(app.reader.read(), 5)
+
+
+@pytest.mark.parametrize("scheme", ["ws", "WS"])
+async def test_r17_a_handshake_may_name_its_target_with_the_scheme_of_websocket(connect, scheme: str) -> None:
+    app, upstream, _ = await connect(once(SWITCHED + b"first"))
+    named = f"{scheme}://127.0.0.1:{upstream.port}/chat?room=1"
+    reply = await app.ask(HANDSHAKE.replace("/u", named))
+    assert (101, b"/chat?room=1") == (reply.status, target_of(upstream.requests[0]))
+    assert b"first" == await asyncio.wait_for(app.reader.read(), 5)
+
+
+async def test_r17_an_ordinary_request_may_carry_that_scheme_too(connect) -> None:
+    app, upstream, _ = await connect()
+    reply = await app.ask(f"GET ws://127.0.0.1:{upstream.port}/x HTTP/1.1\r\nHost: s\r\n\r\n")
+    assert (200, b"/x") == (reply.status, target_of(upstream.requests[0]))
+
+
+@pytest.mark.parametrize("protocol", ["chat/2", "h2c, websocket", None])
+async def test_r17_a_101_is_told_with_the_protocol_that_the_upstream_speaks(connect, protocol: str | None) -> None:
+    said = b"" if protocol is None else b"Upgrade: %b\r\n" % protocol.encode()
+    app, _, _ = await connect(once(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n%b\r\n" % said))
+    reply = await app.ask(HANDSHAKE)
+    assert (101, "Upgrade", protocol) == (reply.status, reply.get("Connection"), reply.get("Upgrade"))

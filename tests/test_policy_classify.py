@@ -27,9 +27,9 @@ def plain(*rules: Rule) -> Classifier:
         *((403, "INSUFFICIENT_PERMISSIONS"), (404, "NOT_FOUND"), (408, "EXTERNAL_SERVICE_TIMEOUT")),
         *((409, "CONFLICT"), (410, "NOT_FOUND"), (413, "PAYLOAD_TOO_LARGE"), (415, "UNSUPPORTED_CONTENT_TYPE")),
         *((418, "CLIENT_ERROR"), (422, "VALIDATION_ERROR"), (425, "CLIENT_ERROR"), (429, "RATE_LIMIT_EXCEEDED")),
-        *((451, "CONTENT_POLICY"), (499, "CLIENT_ERROR"), (500, "UPSTREAM_ERROR"), (501, "UPSTREAM_ERROR")),
+        *((451, "CONTENT_POLICY"), (499, "CLIENT_ERROR"), (500, "UPSTREAM_ERROR"), (501, "NOT_IMPLEMENTED")),
         *((502, "BAD_GATEWAY"), (503, "TEMPORARY_UNAVAILABLE"), (504, "EXTERNAL_SERVICE_TIMEOUT")),
-        *((529, "SERVICE_OVERLOADED"), (599, "UPSTREAM_ERROR")),
+        *((505, "VERSION_NOT_SUPPORTED"), (529, "SERVICE_OVERLOADED"), (599, "UPSTREAM_ERROR")),
     ],
 )
 def test_each_status_has_its_code(status: int, code: str | None) -> None:
@@ -41,8 +41,11 @@ def test_every_code_a_status_leads_to_is_in_the_registry() -> None:
     assert set() == {code_of(status) for status in range(400, 600)} - set(registry())
 
 
-@pytest.mark.parametrize(("status", "expected"), [(399, False), (400, True), (408, False), (429, False), (500, False)])
-def test_a_verdict_is_a_4xx_that_speaks_of_the_request(status: int, expected: bool) -> None:
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(399, False), (400, True), (408, False), (429, False), (500, False), (501, True), (503, False), (505, True)],
+)
+def test_a_verdict_speaks_of_the_request_and_not_of_the_moment(status: int, expected: bool) -> None:
     assert expected == is_verdict(status)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -515,6 +516,29 @@ async def test_one_who_stops_waiting_does_not_take_the_answer_from_the_others() 
     gate.set()
     assert ["192.0.2.1"] == await waiting
     assert 1 == names.asked
+
+
+async def test_a_question_that_fails_when_nobody_waits_for_it_any_more_leaves_nothing_behind() -> None:
+    names = Names()
+    names.failing = True
+    gate, told = asyncio.Event(), []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+
+    async def slow(host: str, port: int) -> list[Any]:
+        await gate.wait()
+        return await names.lookup(host, port)
+
+    resolver = Resolver(slow, names.now)
+    gone = asyncio.create_task(found(resolver))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.wait([gone])
+    gate.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    del resolver, gone
+    gc.collect()
+    assert (1, []) == (names.asked, told)
 
 
 async def test_a_failed_question_is_asked_again_next_time() -> None:

@@ -259,3 +259,28 @@ async def test_a_conflict_is_retried_only_with_a_key(
         upstream.requests.clear()
         reply = await ask(sidecar, request(method, "/u/x", *fields, body=b"hi"))
         assert (attempts, outcome) == (len(upstream.requests), reply.get("x-sidecar-outcome"))
+
+
+# ---- what will not change ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("501 Not Implemented", "NOT_IMPLEMENTED"), ("505 HTTP Version Not Supported", "VERSION_NOT_SUPPORTED")],
+)
+async def test_what_an_upstream_will_never_do_is_asked_once_and_is_not_held_against_it(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, line: str, code: str
+) -> None:
+    upstream = await start_upstream(always(answer(b"no", line)))
+    breaker = {"breaker": {"failure_threshold": 1, "min_volume": 1000}}
+    sidecar = await start_sidecar(upstreams=route(upstream, **breaker), policies=QUICK_POLICIES)
+    for asked in (1, 2, 3):
+        reply = await ask(sidecar, GET)
+        assert (int(line[:3]), b"no", "1", "rejected") == (
+            reply.status,
+            reply.body,
+            reply.get("x-sidecar-attempts"),
+            reply.get("x-sidecar-outcome"),
+        )
+        assert asked == len(upstream.requests)
+    assert code == (await last_session(sidecar)).code

@@ -8,7 +8,10 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from sidecar.clock import Ticker
 from sidecar.turn import Turn
@@ -495,3 +498,21 @@ async def test_connecting_is_retried_and_a_breaker_per_host_refuses_what_is_down
         app = await sidecar.app()
         reply = await app.ask(f"CONNECT 127.0.0.1:{other} HTTP/1.1\r\nHost: x\r\n\r\n")
         assert 502 == reply.status, "another host and port has a breaker of its own"
+
+
+async def test_a_websocket_client_that_uses_the_sidecar_as_its_proxy_gets_its_echo(start_sidecar: Starter) -> None:
+    async def echoing(request: web.Request) -> web.WebSocketResponse:
+        talk = web.WebSocketResponse()
+        await talk.prepare(request)
+        async for message in talk:
+            await talk.send_str(f"{request.path_qs}: {message.data}")
+        return talk
+
+    serving = web.Application()
+    serving.router.add_get("/chat", echoing)
+    sidecar = await start_sidecar()
+    async with TestServer(serving) as server, aiohttp.ClientSession() as session:
+        target, proxy = f"ws://127.0.0.1:{server.port}/chat?room=1", f"http://127.0.0.1:{sidecar.address[1]}"
+        async with session.ws_connect(target, proxy=proxy) as chat:
+            await chat.send_str("hello")
+            assert "/chat?room=1: hello" == await chat.receive_str(timeout=5)

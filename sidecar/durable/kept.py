@@ -80,6 +80,7 @@ class Kept:
             raise self._failure.with_traceback(None)  # else it would collect the frames of everyone who asks
         if self._opening is None:
             self._opening = clock.spawn(self._open_late(), "open the store")
+            self._opening.add_done_callback(clock.heard)  # its failure has been logged
         return await asyncio.shield(self._opening)
 
     async def _open_first(self) -> Durable:

@@ -33,13 +33,17 @@ _BY_STATUS = {
     422: "VALIDATION_ERROR",
     429: "RATE_LIMIT_EXCEEDED",
     451: "CONTENT_POLICY",
+    501: "NOT_IMPLEMENTED",
     502: "BAD_GATEWAY",
     503: "TEMPORARY_UNAVAILABLE",
     504: "EXTERNAL_SERVICE_TIMEOUT",
+    505: "VERSION_NOT_SUPPORTED",
     529: "SERVICE_OVERLOADED",
 }
 # 4xx statuses that speak of the moment, not of the request: a failure of the upstream, not its verdict.
 _TRANSIENT_4XX = frozenset({408, 429})
+# 5xx statuses that speak of the request: what the upstream does not do now it will not do at the next attempt either.
+_LASTING_5XX = frozenset({501, 505})
 # What servers and meshes add to a 503 that means "too much at once". A value of false or 0 says the opposite.
 _OVERLOAD_HEADERS = frozenset(
     {b"x-envoy-overloaded", b"x-envoy-local-overloaded", b"x-overloaded", b"x-service-overloaded", b"x-overload"}
@@ -56,7 +60,7 @@ def code_of(status: int) -> str | None:
 
 def is_verdict(status: int) -> bool:
     """The upstream understood the request and said no: the caller's business, not a failure."""
-    return 400 <= status < 500 and status not in _TRANSIENT_4XX
+    return (400 <= status < 500 and status not in _TRANSIENT_4XX) or status in _LASTING_5XX
 
 
 class _AnswerRule(NamedTuple):

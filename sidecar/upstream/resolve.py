@@ -60,7 +60,7 @@ class Resolver:
         """Ask again in the background if the answer is old; errors leave the old answer in place."""
         name = self._names.get((host, port))
         if name is not None and self._now() - name.asked_at >= FRESH_FOR:
-            self._ask((host, port), name).add_done_callback(_quietly)
+            name.asking = self._ask((host, port), name)
 
     def failed(self, host: str, port: int) -> None:
         """A connection could not be made: do not trust the cached answer again."""
@@ -75,9 +75,11 @@ class Resolver:
         return self._now() - name.seen[address] > FORGET_AFTER and name.asked_at > name.seen[address]
 
     def _ask(self, key: tuple[str, int], name: _Name) -> asyncio.Task[None]:
-        if name.asking is None or name.asking.done():
-            name.asking = clock.spawn(self._answer(key, name), f"resolve {key[0]}")
-        return name.asking
+        asking = name.asking
+        if asking is None or asking.done():
+            asking = name.asking = clock.spawn(self._answer(key, name), f"resolve {key[0]}")
+            asking.add_done_callback(clock.heard)
+        return asking
 
     async def _answer(self, key: tuple[str, int], name: _Name) -> None:
         try:
@@ -94,11 +96,6 @@ class Resolver:
         if len(name.seen) > 64:
             for address in sorted(name.seen, key=name.seen.__getitem__)[:-64]:
                 del name.seen[address]
-
-
-def _quietly(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 async def _system_lookup(host: str, port: int) -> list[AddressInfo]:
