@@ -11,23 +11,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from config.checks import KeyPath
+from config.credentials import has_credential_shape, is_credential_name
 
 _HIDDEN = "(hidden)"
 _LONGEST_VALUE = 60
-_SECRET_KEY = re.compile(
-    r"pass(word|wd|phrase)?$|secret|token(?!_file$)|credential|authori[sz]ation|(^|[_-])auth($|[_-])|cookie|bearer"
-    r"|api[_-]?key|private[_-]?key|access[_-]?key|seal[_-]?key",
-    re.IGNORECASE,
-)
+_SECRET_KEYS = frozenset({"egress_proxy", "notify_url"})  # addresses with a password or a secret path, often
 _UNKNOWN_SECRET_KEY = re.compile(r"key$|pass|pwd|pin$|sign", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
     r"-----BEGIN"  # PEM
-    r"|:\S*@"  # user and password in a URL, even in one that is written wrongly
-    r"|^(basic|bearer|digest|negotiate)\s"  # an Authorization header
-    r"|^eyJ[\w-]+\.|^(sk|pk|rk|ghp|gho|xox[a-z]|AKIA|AIza)[_-]?\w{8,}"  # tokens of well-known providers
-    r"|[?&](\w*key|\w*token|password|secret|signature|sig)=",  # a credential in a query
+    r"|^(basic|bearer|digest|negotiate|token|apikey)\s"  # an Authorization header
+    r"|^(scrypt|pbkdf2)[:$]"  # the hash of a password
+    r"|^eyJ[\w-]+\.|^(sk|pk|rk|ghp|gho|xox[a-z]|AKIA|AIza)[_-]?\w{8,}",  # tokens of well-known providers
     re.IGNORECASE,
 )
+_PAIR = re.compile(r"(?<![\w-])([\w-]++)\s*+[=:]")  # `name=value`, in a query or alone
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*+://[^/?#\s]*+)[/?#]\S++")
 _OPAQUE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+=_-]{24,}")  # long and random looking, no dots or slashes
 
 _NEEDS_QUOTES = re.compile(
@@ -95,11 +93,24 @@ def shown_value(path: KeyPath, value: object, *, known_key: bool = True) -> str 
     if isinstance(value, dict):
         return None  # its keys have lines of their own
     names = [part for part in path if isinstance(part, str)]
-    if any(_SECRET_KEY.search(name) for name in names):
+    if any(name in _SECRET_KEYS or (is_credential_name(name) and _is_no_place(name)) for name in names):
         return _HIDDEN
     if not known_key and names and _UNKNOWN_SECRET_KEY.search(names[-1]):
         return _HIDDEN
     return _shortened(_text_of(value))
+
+
+def _is_no_place(name: str) -> bool:
+    """`token_file` and `tls.key` say where the secret is, `code` what a rule gives."""
+    return not name.endswith("_file") and name not in ("code", "key")
+
+
+def _is_secret(text: str) -> bool:
+    if _SECRET_VALUE.search(text) or _OPAQUE.search(text) or has_credential_shape(text):
+        return True
+    if "@" in text and (":" in text[: text.rindex("@")]):  # user and password, even in a url that is written wrongly
+        return True
+    return any(is_credential_name(found[1]) for found in _PAIR.finditer(text))
 
 
 def _text_of(value: object) -> str:
@@ -108,9 +119,9 @@ def _text_of(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        if _SECRET_VALUE.search(value) or _OPAQUE.search(value):
+        if _is_secret(value):
             return _HIDDEN
-        return f'"{value}"' if _NEEDS_QUOTES.fullmatch(value) else value
+        return f'"{value}"' if _NEEDS_QUOTES.fullmatch(value) else _ADDRESS.sub(r"\1/…", value)
     if isinstance(value, (list, tuple)):
         shown = [_text_of(item) if not isinstance(item, (dict, list, tuple)) else "…" for item in value[:4]]
         return f"[{', '.join(shown)}{', …' if len(value) > 4 else ''}]"

@@ -77,7 +77,12 @@ def parse_authority(text: str, *, what: str = "target") -> Authority:
 
 
 def _bad_authority(text: str, what: str) -> Malformed:
-    return Malformed("MALFORMED_REQUEST", f"{text[:100]!r} is not a valid {what} (host or host:port)", reason="target")
+    """Repeats the text, but nothing behind a colon that is no port: it may be a password that was cut at a slash."""
+    shown = text[:100]
+    name, colon, port = shown.rpartition(":") if shown.startswith("[") else shown.partition(":")
+    if colon and not port.isdigit():
+        shown = f"{name}:…"
+    return Malformed("MALFORMED_REQUEST", f"{shown!r} is not a valid {what} (host or host:port)", reason="target")
 
 
 def split_absolute(target: bytes) -> tuple[str, bytes, bytes]:

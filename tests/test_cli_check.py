@@ -222,6 +222,33 @@ def test_what_is_no_host_is_wrong_use(host: str, file: Path, capsys: Captured) -
     assert capsys.readouterr().err.startswith("sidecar check: --host: ")
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        "http://user:hunter2/x@a.test/",
+        "user:hunter2@h://x",
+        "user:hunter2",
+        "http://user:hunter2?x@a.test",
+        "u:hunter2@h",
+    ],
+)
+def test_a_password_in_what_is_no_host_is_not_repeated(host: str, file: Path, capsys: Captured) -> None:
+    assert 2 == main(["check", "--config", str(file), "--host", host])
+    said = capsys.readouterr()
+    assert "hunter2" not in said.err + said.out
+    assert "host" in said.err
+
+
+def test_a_password_in_a_bad_file_is_not_printed(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "sidecar.yaml"
+    file.write_text("upstreams: {a: {hosts: [a.test], egress_proxy: 'http://user:hunter2 x@corp'}}")
+    for arguments in ([], ["--json"]):
+        assert 2 == main(["check", "--config", str(file), *arguments])
+        said = capsys.readouterr()
+        assert "hunter2" not in said.err + said.out
+        assert "egress_proxy" in said.err + said.out
+
+
 def test_a_bad_file_is_told_first(file: Path, capsys: Captured) -> None:
     file.write_text("limts: {}\n")
     assert 2 == main(["check", "-c", str(file), "--host", "a.test"])

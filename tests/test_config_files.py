@@ -66,3 +66,36 @@ def test_a_problem_without_a_place_is_just_its_sentence() -> None:
 )
 def test_a_value_is_shown_briefly(value: object, shown: str | None) -> None:
     assert shown == shown_value(("some", "key"), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "http://user:hunter2 x@corp:3128",
+        "http://user:hun/ter2@corp:3128",
+        "user:hunter2 @corp",
+        "u:p\nhunter2@corp",
+        "https://hunter2@corp",
+        "http://x.test/?api-key=hunter2",
+        "http://x.test/?page=1&pwd=hunter2",
+        "api-key=hunter2",
+        "password: hunter2",
+        "Token hunter2",
+        "scrypt:hunter2",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.hunter2",
+        ["fine", "http://user:hunter2 x@corp"],
+    ],
+)
+def test_a_value_with_a_credential_in_it_is_never_shown(value: object) -> None:
+    assert "(hidden)" in str(shown_value(("some", "key"), value))
+    assert "hunter2" not in str(shown_value(("some", "key"), value))
+
+
+@pytest.mark.parametrize("key", ["egress_proxy", "notify_url", "pwd", "sas", "client_assertion", "x-api-key"])
+def test_a_value_under_a_telling_key_is_never_shown(key: str) -> None:
+    assert "(hidden)" == shown_value(("some", key), "hunter2")
+
+
+def test_of_an_address_the_host_is_shown_and_not_its_path() -> None:
+    assert "https://hooks.test/…" == shown_value(("some", "webhook_address"), "https://hooks.test/services/hunter2")
+    assert "https://hooks.test" == shown_value(("some", "address"), "https://hooks.test")

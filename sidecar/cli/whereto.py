@@ -59,7 +59,8 @@ def ways_to(text: str, settings: Settings) -> list[Way]:
     scheme, separator, rest = text.strip().partition("://")
     wanted = (scheme.lower(),) if separator else ("http", "https")
     if not set(wanted) <= DEFAULT_PORTS.keys():
-        raise NotAHost(f"{scheme!r} is not spoken here; give a host, host:port, or an http:// or https:// url")
+        spoken = f"{scheme!r} is not" if scheme.isalnum() else "that is not what is"
+        raise NotAHost(f"{spoken} spoken here; give a host, host:port, or an http:// or https:// url")
     authority = (rest if separator else text.strip()).partition("/")[0].partition("?")[0]
     try:
         host, port = parse_authority(authority)
