@@ -41,6 +41,8 @@ from telemetry.logs import Log
 _LAST_REQUESTS = 0.5
 # What was cut off at the end of the grace gets this long to say what is to be kept of it.
 _LAST_WORDS = 0.1
+# Who watches the configuration gets this long to notice that it ends.
+_LAST_LOOK = 1.0
 _BACKLOG = 4096
 # A query with every parameter at its longest, percent-encoded.
 _ADMIN_TARGET = 65_536
@@ -171,9 +173,10 @@ class Sidecar:
             connection.cut_off()
         await clock.sleep(0 if in_time else _LAST_WORDS)
         if self._watching is not None:
-            await self._watching
+            await asyncio.wait((self._watching,), timeout=_LAST_LOOK)  # a disk may take for ever
         await proxy.kept.close()  # what it still sends needs the upstreams
         proxy.directory.close()
+        proxy.dialler.resolver.close()
         if proxy.guard is not None:
             proxy.guard.close()
         proxy.ticker.stop()

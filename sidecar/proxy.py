@@ -14,6 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from config.addresses import parse_endpoint
 from config.errors import ErrorCode, registry_of
 from config.model import Breaker as BreakerSettings
 from config.model import Settings
@@ -82,7 +83,9 @@ class Proxy:
         self.ticker = Ticker(loop)
         self.turn = Turn(loop)
         self.egress = Egress(settings)
-        self.dialler = Dialler(loop, Resolver(lookup), self.egress)
+        resolver = Resolver(lookup)
+        resolver.configured, resolver.on_stale = _names(settings), self._stale_name
+        self.dialler = Dialler(loop, resolver, self.egress)
         limits = settings.limits
         self._stages = StageBudgets(settings.stages, limits.workflow_ttl, limits.workflows)
         self.directory = Directory(self._wiring(settings, self.dialler, self.registry), self.egress)
@@ -124,6 +127,7 @@ class Proxy:
         self.directory = Directory(wiring, egress, self.directory)
         self.egress, self.dialler, self.registry = egress, dialler, registry
         self.settings, self.limits = settings, settings.limits
+        self.dialler.resolver.configured = _names(settings)
         self.answers.registry = registry
         self.retries_enabled = settings.retries_enabled
         self._stages.configure(settings.stages, settings.limits.workflow_ttl, settings.limits.workflows)
@@ -165,6 +169,13 @@ class Proxy:
     def refresh_date(self, now: float) -> None:
         self.date_line = b"Date: %b\r\n" % clock.http_date(self.wall(now))
 
+    def _stale_name(self, host: str, why: str) -> None:
+        self.log.warn(
+            "sidecar.dns.stale",
+            f"the name {host} cannot be resolved at the moment ({why}); its last addresses are used on",
+            host=host,
+        )
+
     def _make_breaker(self, settings: BreakerSettings, upstream: str, endpoint: str) -> Breaker:
         def changed(before: str, after: str, at: float, why: str) -> None:
             self.signals.breaker_changed(upstream, endpoint, before, after, why)
@@ -182,6 +193,13 @@ class Proxy:
 
 def _subsystems(settings: Settings) -> dict[str, str]:
     return {name: upstream.subsystem or name for name, upstream in settings.upstreams.items()}
+
+
+def _names(settings: Settings) -> frozenset[str]:
+    """What the configuration has by name."""
+    hosts = {entry.partition(":")[0] for upstream in settings.upstreams.values() for entry in upstream.hosts}
+    endpoints = (parse_endpoint(text) for upstream in settings.upstreams.values() for text in upstream.endpoints)
+    return frozenset(hosts | {endpoint.host for endpoint in endpoints})
 
 
 def _session_ids(prefix: bytes) -> Iterator[bytes]:

@@ -463,7 +463,7 @@ async def test_a_name_without_an_address_is_a_502(start_sidecar: Starter, lookup
     assert {"exhausted": 1} == sidecar.outcomes
 
 
-async def test_a_resolver_that_does_not_answer_is_a_504(start_sidecar: Starter) -> None:
+async def test_a_resolver_that_does_not_answer_is_a_failure_of_the_name(start_sidecar: Starter) -> None:
     async def silent(host: str, port: int) -> list[Any]:
         await asyncio.sleep(3600)
         return []
@@ -471,7 +471,8 @@ async def test_a_resolver_that_does_not_answer_is_a_504(start_sidecar: Starter) 
     hosts = {"u": {"hosts": ["slow.test"], "timeouts": {"connect": 0.2}}}
     sidecar = await start_sidecar(lookup=silent, upstreams=hosts)
     reply = await (await sidecar.app()).ask("GET http://slow.test/ HTTP/1.1\r\nHost: slow.test\r\n\r\n")
-    assert_error(reply, 504, "CONNECT_TIMEOUT")
+    assert_error(reply, 502, "DNS_FAILURE")
+    assert "the name server has not answered" in reply.json["message"]
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from sidecar.egress import Egress
 from sidecar.failures import AttemptFailed, Refused
 from sidecar.routing import Origin
 from sidecar.upstream.proxy_opening import ProxyOpening
-from sidecar.upstream.resolve import AddressInfo, Resolver
+from sidecar.upstream.resolve import Resolver
+from sidecar.upstream.system_lookup import AddressInfo
 from sidecar.upstream.tls import ResumingContext
 from telemetry.record import NOT_CONNECTED
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 # RFC 8305: how long the first address family may take before the other one is tried beside it.
 _HAPPY_EYEBALLS_DELAY = 0.25
+# Of the time for a connection: how much of it a name may take that is looked up only to be judged.
+_SHARE_BEHIND_PROXY = 0.2
 
 _PRIVATE = "for a private authority set `ca_bundle` on the upstream"
 _WEAK = "it can be forged; the upstream needs a stronger one (2048 bits of RSA or P-256, signed with SHA-256)"
@@ -74,10 +77,11 @@ class Dialler:
         """A connected protocol and the address it is connected to. `tunnel`: bytes, not requests, will be sent."""
         if proxy is not None:
             return await self._connect_through(proxy, make_protocol, origin, timeout, tls, server_name, tunnel)
-        stage = "connect"
+        stage = "resolve"
         try:
             async with asyncio.timeout(timeout):
                 addresses = await self._allowed_addresses(origin)
+                stage = "connect"
                 sock = await aiohappyeyeballs.start_connection(
                     addresses, happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY, interleave=1, loop=self._loop
                 )
@@ -96,7 +100,7 @@ class Dialler:
                     raise
         except (OSError, ssl.SSLError, UnicodeError) as error:
             self.resolver.failed(origin.host, origin.port)
-            raise _translated(error, stage if tls is not None else "connect", origin, timeout) from error
+            raise _translated(error, "connect" if stage == "tls" and tls is None else stage, origin, timeout) from error
         return protocol, address
 
     async def _connect_through(
@@ -114,7 +118,7 @@ class Dialler:
         opened = False
         try:
             async with asyncio.timeout(timeout):
-                await self._check_behind_proxy(origin)
+                await self._check_behind_proxy(origin, timeout)
                 if tls is None and not tunnel:
                     return await self.connect(make_protocol, proxy.origin, timeout)
                 opening, address = await self.connect(ProxyOpening, proxy.origin, timeout)
@@ -150,12 +154,13 @@ class Dialler:
             return AttemptFailed("CONNECT_TIMEOUT", f"it did not answer CONNECT within {timeout:g} s", NOT_CONNECTED)
         return _translated(error, "connect", proxy.origin, timeout)
 
-    async def _check_behind_proxy(self, origin: Origin) -> None:
+    async def _check_behind_proxy(self, origin: Origin, timeout: float) -> None:
         """The proxy resolves the name, so all that can be checked is what the name means here, if anything."""
         try:
-            await self._allowed_addresses(origin)
-        except AttemptFailed:
-            return
+            async with asyncio.timeout(timeout * _SHARE_BEHIND_PROXY):
+                await self._allowed_addresses(origin)
+        except (AttemptFailed, TimeoutError):
+            return  # it may well be that only the proxy knows the name
 
     async def _allowed_addresses(self, origin: Origin) -> list[Any]:
         host, port = origin.host, origin.port
@@ -197,6 +202,9 @@ def _translated(error: BaseException, stage: str, origin: Origin, timeout: float
         todo = _CERTIFICATE_TODO.get(error.verify_code, "look at it with `openssl s_client`")
         told = f"the certificate of {label} was not accepted: {error.verify_message}; {todo}"
         return AttemptFailed("TLS_FAILURE", told, NOT_CONNECTED)
+    if isinstance(error, TimeoutError) and stage == "resolve":
+        told = f"the name {origin.host} could not be resolved: the name server has not answered for {timeout:g} s"
+        return AttemptFailed("DNS_FAILURE", told, NOT_CONNECTED)
     if isinstance(error, TimeoutError):
         what = "TLS with" if stage == "tls" else "connecting to"
         return AttemptFailed("CONNECT_TIMEOUT", f"{what} {label} took longer than {timeout:g} s", NOT_CONNECTED)

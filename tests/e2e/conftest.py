@@ -98,12 +98,13 @@ async def watch(tmp_path: Path) -> AsyncIterator[Watcher]:
 
 @pytest_asyncio.fixture
 async def run(tmp_path: Path) -> AsyncIterator[Runner]:
-    """`await run(environ, upstreams={…})`: `python -m sidecar run` with this file, ready."""
+    """`await run(environ, upstreams={…})`: `python -m sidecar run` with this file, ready. `before` is
+    a command that replaces itself by it."""
     processes: list[Process] = []
 
-    async def start(environ: dict[str, str] | None = None, **keys: Any) -> Process:
+    async def start(environ: dict[str, str] | None = None, *, before: tuple[str, ...] = (), **keys: Any) -> Process:
         folder = tmp_path / f"process{len(processes)}"
-        processes.append(await Process.start(folder, environ, keys))
+        processes.append(await Process.start(folder, environ, keys, before))
         return await processes[-1].ready()
 
     yield start

@@ -31,12 +31,15 @@ class Process:
         self.address = self.admin_address = ("", 0)
 
     @classmethod
-    async def start(cls, folder: Path, environ: dict[str, str] | None, keys: dict[str, Any]) -> Process:
+    async def start(
+        cls, folder: Path, environ: dict[str, str] | None, keys: dict[str, Any], before: tuple[str, ...] = ()
+    ) -> Process:
+        """`before`: a command that replaces itself by the one behind it, such as `prlimit --nofile=64`."""
         config = _write(folder, keys)
         clean = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
         ports = {"SIDECAR__LISTEN__PORT": "0", "SIDECAR__ADMIN__PORT": "0"}
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "sidecar", "run", "-c", str(config)),
+            *(*before, sys.executable, "-m", "sidecar", "run", "-c", str(config)),
             stderr=asyncio.subprocess.PIPE,
             cwd=folder,
             env={**clean, "PYTHONPATH": str(REPOSITORY), **ports, **(environ or {})},
