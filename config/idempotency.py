@@ -13,6 +13,11 @@ class Idempotency(Section):
     """false: keys are passed on and mean nothing here."""
     header: HeaderName = "Idempotency-Key"
     """The request header that carries the key."""
+    caller: HeaderName | None = None
+    """A key belongs to its caller, who is known by all the credentials that he sends, as he sends them: with a renewed
+    token he is another one. This names a request header that says who he is instead, for everything that is kept or
+    counted per caller. Whoever can set that header can be anyone: name one that is set, or overwritten, by something
+    that has checked who asks."""
     inject: Flag = False
     """Add a key to requests that have none: the same on every attempt. The application's own key is never
     replaced."""

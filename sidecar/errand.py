@@ -17,6 +17,7 @@ from sidecar import clock
 from sidecar.body import RequestBody
 from sidecar.exchange import Exchange
 from sidecar.failures import AnsweredHere, AttemptFailed
+from sidecar.headers import field_of
 from sidecar.policy.resend import NO_KEY
 from sidecar.relay import AppSink
 from sidecar.request import Request
@@ -131,7 +132,7 @@ class Captured(AppSink):
 class Sending(Exchange):
     """`kind` is replay, outbox or reconcile. After `go`, `answer` is what the upstream said, if anything."""
 
-    __slots__ = ("_captured", "_errand", "_feeding", "_guarded", "_injected_key", "_kind", "answer")
+    __slots__ = ("_caller", "_captured", "_errand", "_feeding", "_guarded", "_injected_key", "_kind", "answer")
 
     def __init__(
         self,
@@ -148,8 +149,10 @@ class Sending(Exchange):
         guarded: bool = False,
         retries: bool = False,
         origin: Trace | None = None,
+        caller: str | None = None,
     ) -> None:
-        """`injected` names the header of a key that was added here; `guarded`: the idempotency gate is asked."""
+        """`injected` names the header of a key that was added here; `guarded`: the idempotency gate is asked. `caller`
+        is the hash of who asked first: the request stays his, whatever credential it goes out with."""
         client, now = Nobody(upstream), clock.monotonic()
         request = _request(method, url, headers, injected, retries)
         if size or method not in ("GET", "HEAD", "DELETE", "OPTIONS", "TRACE"):
@@ -157,6 +160,7 @@ class Sending(Exchange):
         super().__init__(proxy, cast("Downstream", client), request, now)
         self._kind = kind
         self._guarded = guarded
+        self._caller = caller
         self._injected_key = None
         self._captured: Captured | None = None
         self._feeding: asyncio.Task[Any] | None = None
@@ -246,6 +250,9 @@ class Sending(Exchange):
     def _fallback(self) -> None:
         """See the module's law."""
 
+    def _caller_id(self, headers: Fields) -> str:
+        return super()._caller_id(headers) if self._caller is None else self._caller
+
     async def _take_part(self) -> None:
         if self._guarded:
             await super()._take_part()
@@ -281,7 +288,6 @@ class Sending(Exchange):
 
     def _note_answer(self, status: int, lines: list[bytes], body: bytes) -> None:
         from sidecar.durable.entry import Answer
-        from sidecar.keeping import field_of
 
         self.answer = Answer(status, [field_of(line) for line in lines], body[:_ANSWER_KEPT])
 

@@ -111,6 +111,12 @@ def basic(user: str, password: str) -> bytes:
     return b"Basic " + base64.b64encode(f"{user}:{password}".encode())
 
 
+def user_of(credentials: bytes | None) -> bytes:
+    """The name in credentials that were found to be good."""
+    user = None if credentials is None else _taken_apart(credentials)[0]
+    return b"" if user is None else user.encode()
+
+
 def _taken_apart(credentials: bytes) -> tuple[str | None, bytes]:
     scheme, _, encoded = credentials.strip().partition(b" ")
     try:

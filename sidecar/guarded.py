@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar import clock
 from sidecar.failures import Refused
-from sidecar.guard import Guard, required
+from sidecar.guard import Guard, required, user_of
 from sidecar.inbound import Downstream
 from sidecar.incoming import find_destination, find_tunnel
 from sidecar.listener import Listener
@@ -30,6 +30,10 @@ class GuardedRequest(Request):
         super().__init__()
         self.credentials: bytes | None = None
         self.refusal: Refused | None = None
+
+    @property
+    def sender(self) -> bytes:
+        return user_of(self.credentials)
 
     def special(self, kind: int, name: bytes, value: bytes) -> None:
         if name.lower() == b"proxy-authorization":

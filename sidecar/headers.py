@@ -136,6 +136,12 @@ class ResponseFields:
         return value_of(self.lines, name)
 
 
+def field_of(line: bytes) -> tuple[bytes, bytes]:
+    """A line as name and value."""
+    name, _, value = line.partition(b":")
+    return name, value.strip(b" \t")
+
+
 def value_of(lines: Sequence[bytes], name: bytes) -> bytes | None:
     """The first field of this lower-case name among lines as they are sent."""
     prefix = name + b":"

@@ -19,6 +19,8 @@ from sidecar.durable.eligible import answers_accepted, worth_keeping
 from sidecar.durable.tee import Tee
 from sidecar.durable.trouble import Trouble
 from sidecar.failures import AnsweredHere, UploadBroken
+from sidecar.headers import field_of
+from sidecar.policy.caller import identity
 from sidecar.policy.resend import APP_KEY, INJECTED_KEY, NO_KEY, honoured
 from sidecar.retrying import Retrying
 from sidecar.routing import scheme_of
@@ -298,12 +300,18 @@ class Keeping(Retrying):
             workflow=record.workflow,
             context=self._context(),
             response=self._last_answer(upstream.settings.dead_letter.max_response_bytes),
-            api_key_id=self._proxy.kept.caller_id(headers),
+            api_key_id=self._caller_id(headers),
             idempotency_key=None if key is None else key.decode("latin-1"),
             key_injected=whose == INJECTED_KEY,
             key_honoured=honoured(whose, settings),
             dlq_id=None if self._tee is None else self._tee.dlq_id,
         )
+
+    def _caller_id(self, headers: Fields) -> str:
+        """A keyed hash of who asks, the same in every run. Only once the store is open."""
+        query, caller = self._url().partition("?")[2], self._whose().settings.idempotency.caller
+        who = identity(headers, query, sender=self._request.sender, caller=caller)
+        return self._proxy.kept.caller_id(who)
 
     def _key_of(self, headers: Fields, header: str) -> tuple[bytes | None, str]:
         wanted = header.lower().encode()
@@ -336,11 +344,6 @@ class Keeping(Retrying):
             return None
         body = connection.body or b"".join(connection.waiting)
         return Answer(connection.status, [field_of(line) for line in connection.head.lines], body[:limit])
-
-
-def field_of(line: bytes) -> tuple[bytes, bytes]:
-    name, _, value = line.partition(b":")
-    return name, value.strip(b" \t")
 
 
 def _as_a_line(attempt: Attempt) -> str:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from sidecar import clock
 from sidecar.durable.trouble import Trouble
 from sidecar.failures import AnsweredHere, Refused, UploadBroken
-from sidecar.keeping import Keeping, field_of
+from sidecar.headers import field_of
+from sidecar.keeping import Keeping
 from sidecar.policy.resend import APP_KEY, IDEMPOTENT, honoured
 from sidecar.relay import AppSink
 
@@ -117,7 +118,7 @@ class Once(Keeping):
         assert key is not None
         return Call(
             upstream=upstream.name,
-            api_key_id=self._proxy.kept.caller_id(headers),
+            api_key_id=self._caller_id(headers),
             method=self.record.method,
             path=self._target.decode("latin-1"),
             key=key.decode("latin-1"),
@@ -194,7 +195,8 @@ class Once(Keeping):
             return
         upstream = self._whose()
         if upstream.settings.replay.credentials == "live":
-            kept.credential_seen(upstream.label, self._headers())
+            headers = self._headers()
+            kept.credentials().seen(upstream.label, self._caller_id(headers), headers)
         keyed = self._request.idempotency_key is not None
         if durable.successes.worth_telling(upstream.label, record.method, keyed=keyed):
             self._tell_success(durable, upstream.label, upstream.settings.idempotency.header)
@@ -214,7 +216,7 @@ class Once(Keeping):
             url=self._url(),
             body_sha256=digest,
             started_at=self._proxy.wall(self._started),
-            api_key_id=self._proxy.kept.caller_id(headers),
+            api_key_id=self._caller_id(headers),
             idempotency_key=None if key is None else key.decode("latin-1"),
             session_id=self._session_id(),
         )

@@ -119,7 +119,8 @@ class OwnAnswers(Driven):
         record, request, upstream = self.record, self._request, self._upstream
         agent = request.value(b"user-agent")
         record.user_agent = None if agent is None else agent.decode("latin-1")[:200]
-        record.api_key_id = self._proxy.credential_id(request) or None
+        caller = None if upstream is None else upstream.settings.idempotency.caller
+        record.api_key_id = self._proxy.credential_id(request, caller) or None
         if self._client.transport is not None:
             peer = self._client.transport.get_extra_info("peername")
             record.client = peer[0] if peer else None

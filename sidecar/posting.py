@@ -74,7 +74,7 @@ class Posting(Once):
         key, _ = self._key_of(headers, upstream.settings.idempotency.header)
         subject = self._session_id()
         if key is not None:  # the same call again is the same job
-            caller, place = kept.caller_id(headers), self._url()
+            caller, place = self._caller_id(headers), self._url()
             subject = kept.digest("respond-async", upstream.name, caller, self.record.method, place, key)
         return Submission(
             idempotency_key=f"{subject}-{version}" if version else subject,

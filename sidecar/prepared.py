@@ -146,12 +146,15 @@ class Prepared(PassedOn):
         if key is not None:
             if settings.enabled and request.method not in _READS and self._overrides is not _JUST_PASS:
                 self._involved = True
-            scope = f"{upstream.name}\n{self._proxy.credential_id(request)}".encode()
+            scope = f"{upstream.name}\n{self._credential_id(upstream)}".encode()
             if self._proxy.seen_keys.came_before(scope, key, self._started):
                 self.record.caller_resend = True
         elif settings.inject:
             self._injected = settings.header.lower()
             self._own_lines += b"%b: %b\r\n" % (settings.header.encode(), self.record.session_id)
+
+    def _credential_id(self, upstream: UpstreamState) -> str:
+        return self._proxy.credential_id(self._request, upstream.settings.idempotency.caller)
 
     def _key(self) -> str:
         """Whose key the request really carries for the current upstream, in the words of `policy/resend.py`."""
@@ -209,7 +212,7 @@ class Prepared(PassedOn):
         upstream = self._upstream
         assert upstream is not None
         gate = upstream.turns.gate
-        key = self._proxy.credential_id(self._request).encode()
+        key = self._credential_id(upstream).encode()
         if gate.closed_until(key, clock.monotonic()) is None:
             return
         await self.become_task()

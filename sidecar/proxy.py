@@ -25,9 +25,10 @@ from sidecar.durable.kept import Kept
 from sidecar.egress import Egress
 from sidecar.forced import ForcedStates
 from sidecar.handshakes import Handshakes
+from sidecar.headers import field_of
 from sidecar.intercept import Interception
 from sidecar.policy.breaker import Breaker
-from sidecar.policy.caller import SeenKeys
+from sidecar.policy.caller import SeenKeys, identity
 from sidecar.policy.stages import StageBudgets
 from sidecar.tunnel import Tunnel
 from sidecar.turn import Turn
@@ -158,10 +159,12 @@ class Proxy:
             if not waiting.done():
                 waiting.set_result(None)
 
-    def credential_id(self, request: Request) -> str:
-        """A keyed hash of what the app identifies itself with; never the credential. The same within one process."""
-        value = request.value(b"authorization") or request.value(b"x-api-key") or b""
-        return blake2b(value, digest_size=8, key=self._secret).hexdigest() if value else ""
+    def credential_id(self, request: Request, caller: str | None = None) -> str:
+        """A keyed hash of who asks (`policy/caller.py`); never the credential. The same within one process. `caller` is
+        the upstream's `idempotency.caller`."""
+        query = request.target.partition(b"?")[2].decode("latin-1")
+        who = identity(map(field_of, request.lines), query, sender=request.sender, caller=caller)
+        return blake2b(who, digest_size=8, key=self._secret).hexdigest() if who else ""
 
     def wall(self, monotonic: float) -> float:
         return self._wall_offset + monotonic

@@ -120,6 +120,11 @@ class Request:
         """The target as text, for people and records; llhttp lets only ASCII through."""
         return self.target.decode("latin-1")
 
+    @property
+    def sender(self) -> bytes:
+        """Who sent it, where the listener asks and has checked the answer."""
+        return b""
+
     def value(self, name: bytes) -> bytes | None:
         """The first field of this lower-case name among those that are passed on. For unusual moments: a scan."""
         return value_of(self.lines, name)

@@ -97,7 +97,7 @@ class Retrying(Prepared):
         if wait and (connection.status == 429 or code in _PAUSING):
             policy = self._chosen(code).policy
             if policy.respect_retry_after:
-                key = self._proxy.credential_id(self._request).encode()
+                key = self._credential_id(upstream).encode()
                 upstream.turns.gate.pause(key, now + min(wait, policy.retry_after_ceiling), now)
         return await self._decide(attempt, failure, now)
 

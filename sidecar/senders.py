@@ -83,6 +83,7 @@ class Senders:
             guarded=not entry.key_injected,
             retries=True,
             origin=_origin(entry.sanitized_context),
+            caller=entry.api_key_id,
         )
         sending.record.dlq_id = entry.dlq_id
         sending.record.stage = entry.stage

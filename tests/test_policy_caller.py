@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidecar.policy.caller import SeenKeys, aws_says_resend, stainless_says_resend
+from sidecar.policy.caller import SeenKeys, aws_says_resend, identity, stainless_says_resend
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,39 @@ def test_no_key_is_kept_as_it_was_sent_and_the_secret_decides_the_hash() -> None
         seen.came_before(b"scope", b"order-1", 1.0)
     assert {16} == {len(kept) for kept in (*one._seen, *other._seen)}
     assert set(one._seen).isdisjoint(other._seen)
+
+
+def test_who_shows_no_credential_is_nobody() -> None:
+    assert b"" == identity([(b"Accept", b"*/*"), (b"Idempotency-Key", b"k")], "page=2&sort_key=name")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (([(b"Cookie", b"a")], ""), ([(b"Cookie", b"b")], "")),
+        (([(b"Cookie", b"a")], ""), ([(b"X-Session", b"a")], "")),
+        (([(b"Cookie", b"a"), (b"Cookie", b"b")], ""), ([(b"Cookie", b"ab")], "")),
+        (([(b"Cookie", b"a"), (b"Cookie", b"b")], ""), ([(b"Cookie", b"b"), (b"Cookie", b"a")], "")),
+        (([(b"X-Auth-Token", b"a")], ""), ([(b"X-Auth-Token", b"a"), (b"Cookie", b"c")], "")),
+        (([], "api-key=a"), ([], "api-key=b")),
+        (([], "sig=a"), ([(b"sig", b"a")], "")),
+    ],
+)
+def test_whatever_differs_in_what_is_shown_is_another_caller(
+    one: tuple[list[tuple[bytes, bytes]], str], other: tuple[list[tuple[bytes, bytes]], str]
+) -> None:
+    assert identity(*one) != identity(*other)
+
+
+def test_the_order_and_the_case_of_names_make_no_other_caller_and_neither_does_anything_else_in_the_request() -> None:
+    one = identity([(b"X-API-Key", b"a"), (b"Accept", b"x"), (b"cookie", b"c")], "page=1&token=t")
+    assert one == identity([(b"Cookie", b"c"), (b"x-api-key", b"a")], "page=2&token=t")
+
+
+def test_a_named_field_stands_for_the_credentials_and_the_listeners_user_for_himself() -> None:
+    old, new = [(b"Authorization", b"old"), (b"X-Id", b"7")], [(b"Authorization", b"new"), (b"X-Id", b"7")]
+    assert identity(old, "") != identity(new, "")
+    assert identity(old, "", caller="X-ID") == identity(new, "", caller="X-ID")
+    assert identity(old[:1], "", caller="X-ID") == identity(old[:1], ""), "without it the credentials count"
+    assert identity(old, "", caller="X-ID") != identity([(b"Authorization", b"7")], "")
+    assert 3 == len({identity([], "", sender=sender) for sender in (b"", b"one", b"two")})

@@ -19,6 +19,7 @@ from tests.test_dead_letters_live import KEYED, POST, QUICK, letters_of, until
 OLD, NEW = b"Basic YXBwOm9sZA==", b"Basic YXBwOm5ldw=="  # of app:old and app:new
 OTHER = b"Basic b3RoZXI6cHc="  # of other:pw
 UNAVAILABLE = answer(b"", "503 Service Unavailable")
+NAMED = {"caller": "X-Consumer"}  # who asks is known by a field that stays when a credential is renewed
 
 
 class Provider:
@@ -156,14 +157,15 @@ async def test_credentials_can_be_the_newest_ones_of_the_same_caller(
 ) -> None:
     upstream = await start_upstream(accepting(NEW))
     keys = {"replay": {"credentials": "live", "require_remediation": "none"}, "breaker": {"enabled": False}}
-    sidecar = await start_sidecar(upstreams=route(upstream, **keys), policies=QUICK)
+    sidecar = await start_sidecar(upstreams=route(upstream, **keys, idempotency=NAMED), policies=QUICK)
     app = await sidecar.app()
-    failed = await app.ask(POST.replace("Bearer canary-4711", OLD.decode()))
+    failed = await app.ask(POST.replace("Bearer canary-4711", f"{OLD.decode()}\r\nX-Consumer: app"))
     assert 401 == failed.status
     _, replayer = parts(sidecar)
     settled = await replayer.one(failed.get("x-sidecar-dlq-id") or "", "tester")
     assert "held_back" == settled.outcome  # no newer one was seen
-    assert 200 == (await app.ask(f"GET /u HTTP/1.1\r\nHost: s\r\nAuthorization: {NEW.decode()}\r\n\r\n")).status
+    live = f"GET /u HTTP/1.1\r\nHost: s\r\nX-Consumer: app\r\nAuthorization: {NEW.decode()}\r\n\r\n"
+    assert 200 == (await app.ask(live)).status
     settled = await replayer.one(failed.get("x-sidecar-dlq-id") or "", "tester")
     assert ("completed", True) == (settled.outcome, NEW in upstream.requests[-1])
 
@@ -444,7 +446,7 @@ async def test_a_caller_without_a_live_credential_does_not_hold_up_the_others(
         request = KEYED.replace("Key: k", f"Key: k{number}").replace("Bearer canary-4711", credential.decode())
         assert 503 == (await app.ask(request)).status
     provider.down = False
-    assert 200 == (await app.ask(f"GET /u HTTP/1.1\r\nHost: s\r\nAuthorization: {NEW.decode()}\r\n\r\n")).status
+    assert 200 == (await app.ask(f"GET /u HTTP/1.1\r\nHost: s\r\nAuthorization: {OLD.decode()}\r\n\r\n")).status
     _, replayer = parts(sidecar)
     job = await replayer.start(Order(Filter(), rate=1000))
     await until(lambda: job.state in ENDED)

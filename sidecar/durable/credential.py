@@ -1,4 +1,4 @@
-"""Whose credential is inside a request, and when does it expire? Read from the credential itself, never verified.
+"""When does the credential inside a request expire? Read from the credential itself, never verified.
 
 Law: pure, and never raises: what cannot be read has no known end. Knows bearer tokens with an `exp` claim, signed
 urls of the S3 and GCS kind, and signatures that hold for a few minutes around their date.
@@ -54,26 +54,6 @@ def _of_url(url: str) -> Iterator[float]:
             end = _moment(query.get(name, ""))
             if end is not None:
                 yield end
-
-
-def identity(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """What stays the same when a caller's credential is renewed, as far as the credential tells: the user of Basic, the
-    subject of a token, the id of an AWS key; else all of it. Empty: there is none."""
-    given = {name.lower(): value for name, value in headers}
-    value = given.get(b"authorization") or given.get(b"x-api-key") or given.get(b"api-key") or b""
-    scheme, _, rest = value.partition(b" ")
-    lowered = scheme.lower()
-    if lowered == b"basic":
-        try:
-            return b"basic " + base64.b64decode(rest, validate=True).partition(b":")[0]
-        except (binascii.Error, ValueError):
-            return value
-    if lowered.startswith(b"aws4-"):
-        return b"aws " + rest.partition(b"Credential=")[2].partition(b"/")[0]
-    claims = _claims(rest) if lowered == b"bearer" else None
-    if claims is not None and claims.get("sub"):
-        return f"token {claims.get('iss')} {claims['sub']}".encode()
-    return value
 
 
 def _token_end(token: bytes) -> float | None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
+from config.credentials import is_credential_name
 from config.durable import Replay
 from sidecar.durable.entry import Entry, Fields
 from sidecar.durable.trouble import NotNow
 
 _MOST = 1000
-CREDENTIAL_HEADERS = frozenset(
-    {b"authorization", b"x-api-key", b"api-key", b"x-auth-token", b"cookie", b"x-amz-security-token"}
-)
+_OF_ONE_REQUEST = (b"signature", b"hmac", b"digest")
+"""In the name of a credential that was made for one request, and fits no other."""
 
 
 class Credentials:
@@ -28,7 +28,7 @@ class Credentials:
 
     def seen(self, upstream: str, api_key_id: str, headers: Fields) -> None:
         """A live call of this caller succeeded with these headers."""
-        found = tuple((name, value) for name, value in headers if name.lower() in CREDENTIAL_HEADERS)
+        found = tuple((name, value) for name, value in headers if _is_lasting(name.lower()))
         if not found:
             return
         self._newest[upstream] = found
@@ -53,7 +53,8 @@ class Credentials:
         if live is None:
             raise NotNow(
                 f"no live call of its caller to {entry.upstream} was seen since the start, so there is no newer "
-                "credential (`replay.credentials: live`)",
+                "credential (`replay.credentials: live`); a caller is known by its credentials, so who renewed them is "
+                "another one unless `idempotency.caller` names a field that stays",
                 "let the application make a call, or set `replay.single_credential: true` if all callers share one",
             )
         return _replaced(headers, live)
@@ -68,6 +69,10 @@ class Credentials:
                 "set it and start the sidecar again",
             )
         return tuple((header.encode(), _value(name, environment[name])) for header, name in rules.environment.items())
+
+
+def _is_lasting(name: bytes) -> bool:
+    return is_credential_name(name.decode("latin-1")) and not any(word in name for word in _OF_ONE_REQUEST)
 
 
 def _value(name: str, text: str) -> bytes:

@@ -3,7 +3,8 @@
 Law: a database constraint makes a key unique per (upstream, caller, method, path, version); one thread writes, so of
 two calls at the same moment exactly one goes through. The mark `in_flight` is durable before the request is sent. A
 mark left by a process that is gone proves nothing: it is `interrupted`, and the call that repeats it goes through
-only if a second execution is impossible or the provider honours the key. Answers are stored sealed and bounded.
+only if a second execution is impossible or the provider honours the key. Answers are stored sealed and bounded, and
+without what they gave to one client alone: a cookie is never set again.
 
 in_flight → succeeded | failed; in_flight of a dead process → interrupted; failed, interrupted → in_flight again.
 """
@@ -318,8 +319,15 @@ def _ident(scope: tuple[Any, ...], version: int) -> str:
     return f"{api_key_id}:{method}:{path.hex()}:{key.hex()}:{version}"
 
 
+_GIVEN_ONCE = frozenset({b"set-cookie", b"set-cookie2", b"authentication-info"})
+
+
+def _to_be_given_again(headers: Fields) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if name.lower() not in _GIVEN_ONCE]
+
+
 def _packed(response: Response) -> bytes:
-    lines = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in response.headers]
+    lines = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in _to_be_given_again(response.headers)]
     head = orjson.dumps([response.status, lines])
     return len(head).to_bytes(4, "big") + head + response.body
 
@@ -327,4 +335,5 @@ def _packed(response: Response) -> bytes:
 def _unpacked(data: bytes) -> Response:
     end = 4 + int.from_bytes(data[:4], "big")
     status, lines = orjson.loads(data[4:end])
-    return Response(status, [(name.encode("latin-1"), value.encode("latin-1")) for name, value in lines], data[end:])
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in lines]
+    return Response(status, _to_be_given_again(headers), data[end:])  # also of those that were stored before

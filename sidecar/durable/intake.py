@@ -34,7 +34,7 @@ class Prints:
     """What makes calls comparable, as keyed hashes."""
 
     key: bytes | None
-    """Caller, method, url and idempotency key."""
+    """Method, url and idempotency key: of every caller, because who renews his credentials looks like another one."""
     whole: bytes
     """Caller, method, url and body."""
     url: bytes
@@ -45,7 +45,7 @@ def prints_of(
 ) -> Prints:
     place = keyring.digest("url", upstream, url)
     return Prints(
-        key=None if key is None else keyring.digest("key", api_key_id, method, place, key),
+        key=None if key is None else keyring.digest("key", method, place, key),
         whole=keyring.digest("whole", api_key_id, method, place, body_sha256),
         url=place,
     )

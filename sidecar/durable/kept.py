@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -154,22 +154,15 @@ class Kept:
         fields = {Field.BODY: body, Attribute.UPSTREAM: upstream, "reason": "DLQ_FULL"}
         self._proxy.log.event("error", Event.DLQ_REJECTED, upstream, clock.monotonic(), lambda: fields)
 
-    def caller_id(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """A keyed hash of who asks, the same in every run. Only once the store is open."""
+    def caller_id(self, who: bytes) -> str:
+        """A keyed hash of who asks (`policy/caller.py`), the same in every run. Only once the store is open."""
         assert self.durable is not None
-        from sidecar.durable.credential import identity
-
-        who = identity(headers)
         return "" if not who else self.durable.letters.keyring.digest("caller", who)[:8].hex()
 
     def digest(self, *parts: str | bytes) -> str:
         """A keyed hash, the same in every run. Only once the store is open."""
         assert self.durable is not None
         return self.durable.letters.keyring.digest(*parts)[:16].hex()
-
-    def credential_seen(self, upstream: str, headers: list[tuple[bytes, bytes]]) -> None:
-        """On a live call that succeeded, for `replay.credentials: live`. Only once the store is open."""
-        self.credentials().seen(upstream, self.caller_id(headers), headers)
 
     def credentials(self) -> Credentials:
         if self._credentials is None:

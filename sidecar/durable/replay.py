@@ -299,7 +299,7 @@ def _next_batch(waiting: deque[Entry], size: int) -> list[Entry]:
 def order_key(entry: Entry) -> tuple[str, ...]:
     """Entries with the same one must go out in the order they failed."""
     if entry.idempotency_key is not None:
-        return (entry.upstream, entry.api_key_id, entry.idempotency_key)
+        return (entry.upstream, entry.idempotency_key)  # whoever's: credentials may have been renewed in between
     if entry.method != "POST":
         return (entry.upstream, str(entry.sanitized_context.get("url_hash")))
     return (entry.dlq_id,)

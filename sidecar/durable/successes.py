@@ -1,7 +1,9 @@
 """What a live success means for the entries that wait: one with its key is done, others are superseded or stale.
 
 Law: only entries that failed before the call began are touched, and one that is being replayed at this moment is
-never closed under its replay's feet: it only learns that it is superseded.
+never closed under its replay's feet: it only learns that it is superseded. So does one whose key came back with other
+credentials: its caller may have renewed them, and then it must not be executed again; or it was somebody else, and
+then it must not be closed.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ class Successes:
         """True if that closes the entry."""
         entry, at, session = row.entry, ms(self._letters.now()), success.session_id or None
         same_key = prints.key is not None and row.key_hash == short(prints.key)
-        if same_key and entry.status != "replaying":
+        if same_key and entry.api_key_id == success.api_key_id and entry.status != "replaying":
             entry.status, entry.processed, entry.replayed_at = "completed", True, max(at, entry.last_attempt)
             entry.state = MOVES[entry.state, "succeed_elsewhere"]
             entry.happened(at, "succeeded_elsewhere", session=session)

@@ -1,19 +1,54 @@
-"""Is this call the caller's own resend? Retries stacked on retries multiply, so they are counted and shown.
+"""Who is asking, and is it a resend of his own? Retries stacked on retries multiply, so they are counted and shown.
 
-Law: pure, told the time, bounded. Client libraries say so in a header; an idempotency key that comes back says so
-too. Of keys only a keyed hash is remembered, so that memory holds nothing worth stealing.
+Law: pure, told the time, bounded. A caller is all the credentials that he shows, as he sent them; a name that can be
+read out of a token or a user name is none, because anybody can write it there: nothing here has verified it. Of
+credentials and keys only keyed hashes are remembered, so that memory holds nothing worth stealing.
 """
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Iterable
 from hashlib import blake2b
+
+from config.credentials import credentials_of_query, is_credential_name
 
 _DIGEST = 16
 _LONGEST_KEY = 64  # what blake2b takes
 _AWS_ATTEMPT = re.compile(rb"(?:^|;)\s*attempt\s*=\s*([0-9]{1,9})\s*(?:;|$)", re.IGNORECASE)
 _COUNT = re.compile(rb"[0-9]{1,9}")
+
+
+def identity(
+    fields: Iterable[tuple[bytes, bytes]], query: str, *, sender: bytes = b"", caller: str | None = None
+) -> bytes:
+    """What makes this caller another one than all others; for a keyed hash, never to be kept. Empty: he shows nothing.
+
+    `sender` is who he is to the listener, which has checked it. `caller` names a field that says who he is, for those
+    who trust whoever sets it; a request without that field is judged by its credentials like any other."""
+    found: list[tuple[bytes, bytes]] = []
+    named = None
+    wanted = None if caller is None else caller.lower().encode()
+    for name, value in fields:
+        lowered = name.lower()
+        if lowered == wanted:
+            named = value
+        if is_credential_name(lowered.decode("latin-1")):
+            found.append((lowered, value))
+    if named is not None:
+        found = [(b"caller", named)]
+    else:
+        found.sort(key=_name)  # fields of one name keep their order, which means something
+        found += [(b"?", part.encode("latin-1")) for part in credentials_of_query(query)] if query else []
+    if sender:
+        found.append((b"sender", sender))
+    # Lengths first, so that no two lists can look the same.
+    return b"".join([b"%d:%b%d:%b" % (len(name), name, len(value), value) for name, value in found])
+
+
+def _name(field: tuple[bytes, bytes]) -> bytes:
+    return field[0]
 
 
 def aws_says_resend(value: bytes) -> bool:
