@@ -38,6 +38,8 @@ class Profile:
     layers: tuple[int, int]
     """Rounds, and requests per round."""
     durable: tuple[int, int]
+    outages: tuple[int, int, int]
+    """Seconds healthy, seconds down, seconds of random failures beside them."""
 
 
 FULL = Profile(
@@ -50,6 +52,7 @@ FULL = Profile(
     collector=(2, 3),
     layers=(15, 10_000),
     durable=(5, 3),
+    outages=(20, 8, 60),
 )
 QUICK = Profile(
     "quick",
@@ -61,6 +64,7 @@ QUICK = Profile(
     collector=(1, 2),
     layers=(5, 3_000),
     durable=(2, 1),
+    outages=(5, 4, 10),
 )
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.bench import QUICK, Bench, reverse_json, say
 from benchmarks.durable import FILES, KEPT
 from benchmarks.load import Sample, fetch
+from benchmarks.outages import BOUNDS, SECONDS
 from benchmarks.paced import BeforeAndAfter, even_rate, p99_around
 from benchmarks.peers import ROOT, Aim, Pair, Peer, Receiver, export_environment
 from benchmarks.processes import LOOPBACK, clean_environment
@@ -157,6 +158,22 @@ def durable(bench: Bench) -> list[Row]:
             must,
             taken,
         )
+    ]
+
+
+def outages(bench: Bench) -> list[Row]:
+    """What an app sees of upstreams that die, fail and come back, with default breakers, in `outages.py`."""
+    healthy, down, flaky = map(str, bench.profile.outages)
+    cores = {bench.proxy_core, *os.sched_getaffinity(0)}
+    argv = ["benchmarks.outages", "--healthy", healthy, "--down", down, "--flaky", flaky]
+    found = _by_itself(bench, "outages", cores, *argv)
+    if found is None:
+        return []
+    for name, value in found.items():
+        say(f"  {name:<46} {value:>8.3g}")
+    return [
+        Row(name, "s" if name in SECONDS else "", value, None, None, Must("sidecar", "at most", BOUNDS[name]))
+        for name, value in found.items()
     ]
 
 

@@ -13,7 +13,7 @@ from benchmarks.https import https
 from benchmarks.load import IdleConnections, Sample, transfer_megabytes_per_second, wrk
 from benchmarks.paced import even_rate, p99_milliseconds
 from benchmarks.peers import JSON_BODY, MEGABYTE, MEGABYTE_PATH, STREAM_BYTES, STREAM_PATH, Aim, Peer, megabyte
-from benchmarks.pipeline import collector, durable, layers, resilience, telemetry
+from benchmarks.pipeline import collector, durable, layers, outages, resilience, telemetry
 from benchmarks.report import Must, Row, cpu_row, median_row
 
 RETRIES = "retries"
@@ -149,6 +149,7 @@ SCENARIOS: dict[str, Callable[[Bench], list[Row]]] = {
     "collector": collector,
     "layers": layers,
     "durable": durable,
+    "outages": outages,
     "bulk": bulk,
     "stream": stream,
     "tunnel": tunnel,

@@ -26,12 +26,18 @@ class Breaker(Section):
     """… with at least this many calls in the window."""
     failure_threshold: Count = 5
     """It also opens after this many failures in a row, while the share of failures is over failure_ratio."""
+    failures_in_a_row: Count = 20
+    """… or after this many whatever the share is: an upstream that dies after a busy healthy minute. All attempts of
+    one request are one call."""
     window: Seconds = 60.0
     """How far back calls count, in seconds."""
-    open_for: Seconds = 30.0
+    open_for: Seconds = 10.0
     """How long calls are refused before the first probe, in seconds. Doubles each time a probe fails."""
-    open_for_max: Seconds = 300.0
+    open_for_max: Seconds = 60.0
     """The longest time without a probe, in seconds; at least open_for."""
+    connect_check: Flag = True
+    """While it is open because no connection could be made, one is tried each second; when that succeeds probes may go
+    at once. Nothing is sent on it."""
     half_open_probes: Count = 1
     """How many probes may be under way at once."""
     success_threshold: Count = 2

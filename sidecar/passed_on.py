@@ -51,7 +51,7 @@ class PassedOn(OwnAnswers):
     _upload: asyncio.Task[None] | None
     taken_over: bool
 
-    def _report(self, ok: bool | None, now: float, *, at_proxy: bool = False, waited: float | None = None) -> None:
+    def _report(self, ok: bool | None, now: float, *, waited: float | None = None) -> None:
         raise NotImplementedError
 
     # ---- answers ---------------------------------------------------------------------------------------------
@@ -228,8 +228,11 @@ class PassedOn(OwnAnswers):
         ended = self.record.attempts[-1].ended
         choice, permit = self._choice, self._permit
         if permit is not None:
-            self._permit = None
-            choice.record(permit, True, ended)
+            if len(self.record.attempts) > 1:
+                self._report(True, ended)
+            else:
+                self._permit = None
+                choice.record(permit, True, ended)
         choice.pool.give_back(connection, ended)
 
     def _let_go(self, connection: UpstreamConnection) -> None:

@@ -23,9 +23,10 @@ from sidecar.policy.verdict import fields_of, retry_after, server_verdict
 from sidecar.prepared import Prepared
 from sidecar.upstream.connection import UpstreamConnection
 from sidecar.upstream.destination import Choice, Destination
-from telemetry.record import FATAL, Attempt, Decision
+from telemetry.record import FATAL, NOT_CONNECTED, Attempt, Decision
 
 _LONGEST_TARGET = 2_048
+_UNREACHABLE = frozenset({"CONNECTION_REFUSED", "CONNECT_TIMEOUT", "DNS_FAILURE"})
 _PAUSING = frozenset({"RATE_LIMIT_EXCEEDED", "QUOTA_EXCEEDED"})
 _OUTCOMES = {
     "attempts": "exhausted",
@@ -72,7 +73,11 @@ class Retrying(Prepared):
             self._next_delay, self._next_policy = 0.0, attempt.policy_id
             return "stale", now  # the connection was dead, not the endpoint: at once, and the permit stays
         attempt.code = code = upstream.classifier.of_failure(failed.code)
-        self._report(counts(code, 0, upstream.rules.failures), now, at_proxy=failed.at_proxy)
+        if failed.at_proxy:
+            self._report_proxy(now, connected=failed.phase != NOT_CONNECTED)
+        else:
+            ok = counts(code, 0, upstream.rules.failures)
+            self._report(ok, now, connected=failed.code not in _UNREACHABLE)
         failure = Failure(code, phase=failed.phase, momentary=failed.momentary)
         again = await self._decide(attempt, failure, now)
         if again is None:
@@ -272,17 +277,21 @@ class Retrying(Prepared):
             retry_after=wait,
         )
 
-    def _report(self, ok: bool | None, now: float, *, at_proxy: bool = False, waited: float | None = None) -> None:
+    def _report(self, ok: bool | None, now: float, *, waited: float | None = None, connected: bool = True) -> None:
         """Hand the breaker's permit back, with what the attempt says about the endpoint."""
         permit, self._permit = self._permit, None
         if permit is None:
             return
-        if at_proxy:
-            self._choice.abandon(permit, now, proxy_failed=True)
-        elif ok is None:
+        if ok is None:
             self._choice.abandon(permit, now, waited)
         else:
-            self._choice.record(permit, ok, now)
+            self._choice.record(permit, ok, now, self._situation_now().blamed, connected=connected)
+
+    def _report_proxy(self, now: float, *, connected: bool) -> None:
+        """Hand the permit back: the parent proxy failed, the endpoint was never asked."""
+        permit, self._permit = self._permit, None
+        if permit is not None and self._choice.proxy_failed is not None:
+            self._choice.proxy_failed(permit, now, self._situation_now().blamed, connected=connected)
 
 
 def _shortened(target: str) -> str:

@@ -64,8 +64,8 @@ async def test_a_breaker_shows_its_state_counts_times_and_thresholds(sidecar: Ru
     assert (5, 1, 5) == (shown["failure_count"], shown["success_count"], shown["consecutive_failures"])
     assert 0.833333 == shown["failure_ratio"]
     assert shown["last_failure_time"] == shown["opened_at"] == shown["last_state_change"]
-    assert 30 == seconds_between(shown["opened_at"], shown["next_probe_at"])
-    assert (5, 30.0, None) == (
+    assert 10 == seconds_between(shown["opened_at"], shown["next_probe_at"])
+    assert (5, 10.0, None) == (
         shown["thresholds"]["failure_threshold"],
         shown["thresholds"]["open_for"],
         shown["thresholds"]["slow_after"],

@@ -4,7 +4,7 @@ import pytest
 
 from config.breaker import Breaker as Settings
 from config.errors import registry
-from sidecar.policy.breaker import CLOSED, OPEN, Breaker, counts, failure_codes
+from sidecar.policy.breaker import CLOSED, OPEN, Breaker, Permit, counts, failure_codes
 
 
 def call(breaker: Breaker, now: float, *, ok: bool) -> None:
@@ -185,3 +185,52 @@ def test_the_codes_that_speak_against_an_endpoint() -> None:
 )
 def test_what_an_ended_attempt_says_about_its_endpoint(code: str | None, status: int, expected: bool | None) -> None:
     assert expected is counts(code, status, FAILURES)
+
+
+def test_all_attempts_of_one_request_are_one_failure() -> None:
+    breaker = Breaker(Settings())
+    blamed: list[Permit] = []
+    for now in (1.0, 2.0, 3.0, 4.0):
+        permit = breaker.admit(now)
+        assert permit is not None
+        breaker.record(permit, False, now, blamed)
+    seen = breaker.snapshot(4.0)
+    assert (1, 1, 4.0) == (seen.failure_count, seen.consecutive_failures, seen.last_failure_at)
+
+
+def test_a_request_that_succeeds_in_the_end_takes_its_failure_back() -> None:
+    breaker = Breaker(Settings())
+    blamed: list[Permit] = []
+    for ok in (False, False, True):
+        permit = breaker.admit(1.0)
+        assert permit is not None
+        breaker.record(permit, ok, 1.0, blamed)
+    seen = breaker.snapshot(1.0)
+    assert (0, 1, 0) == (seen.failure_count, seen.success_count, seen.consecutive_failures)
+
+
+def test_a_failure_of_an_earlier_generation_is_not_taken_back_from_this_one() -> None:
+    breaker = Breaker(Settings())
+    blamed: list[Permit] = []
+    permit = breaker.admit(1.0)
+    assert permit is not None
+    breaker.record(permit, False, 1.0, blamed)
+    breaker.reset(2.0)
+    other = breaker.admit(3.0)
+    assert other is not None
+    breaker.record(other, False, 3.0)
+    breaker.record(other, True, 4.0, blamed)
+    assert (1, 1) == (breaker.snapshot(4.0).failure_count, breaker.snapshot(4.0).success_count)
+
+
+def test_many_in_a_row_open_it_whatever_the_window_says() -> None:
+    breaker = Breaker(Settings())
+    for now in range(50 * 50):
+        permit = breaker.admit(now / 50)
+        assert permit is not None
+        breaker.record(permit, True, now / 50)
+    for failure in range(1, 21):
+        permit = breaker.admit(50.0)
+        assert permit is not None
+        breaker.record(permit, False, 50.0)
+        assert ("open" if failure == 20 else "closed") == breaker.state(50.0)

@@ -5,6 +5,8 @@ from math import inf
 from config.breaker import Breaker as Settings
 from sidecar.policy.breaker import CLOSED, HALF_OPEN, OPEN, Breaker, Forced
 
+LONG = Settings(open_for=30.0, open_for_max=300.0)
+
 
 def fail(breaker: Breaker, now: float, times: int = 1) -> None:
     for _ in range(times):
@@ -14,7 +16,7 @@ def fail(breaker: Breaker, now: float, times: int = 1) -> None:
 
 
 def test_forced_open_refuses_everything_until_its_time_is_up() -> None:
-    breaker = Breaker(Settings())
+    breaker = Breaker(LONG)
     breaker.force_open(100.0, "migration", ttl=600.0)
     assert breaker.admit(699.0) is None
     assert (OPEN, 500.0) == (breaker.state(200.0), breaker.retry_in(200.0))
@@ -22,21 +24,21 @@ def test_forced_open_refuses_everything_until_its_time_is_up() -> None:
 
 
 def test_forced_open_ends_with_probes() -> None:
-    breaker = Breaker(Settings())
+    breaker = Breaker(LONG)
     breaker.force_open(100.0, "migration", ttl=600.0)
     assert HALF_OPEN == breaker.state(700.0)
     assert breaker.forced is None
 
 
 def test_a_probe_that_fails_after_a_forced_time_opens_it_for_the_first_open_time() -> None:
-    breaker = Breaker(Settings())
+    breaker = Breaker(LONG)
     breaker.force_open(100.0, "migration", ttl=600.0)
     fail(breaker, 700.0)
     assert 30.0 == breaker.retry_in(700.0)
 
 
 def test_an_order_forgets_how_often_probes_failed_before() -> None:
-    breaker = Breaker(Settings())
+    breaker = Breaker(LONG)
     fail(breaker, 0.0, times=5)
     fail(breaker, 30.0)
     breaker.force_open(40.0, "migration", ttl=60.0)
@@ -45,7 +47,7 @@ def test_an_order_forgets_how_often_probes_failed_before() -> None:
 
 
 def test_forced_open_without_an_end_holds_until_reset() -> None:
-    breaker = Breaker(Settings())
+    breaker = Breaker(LONG)
     breaker.force_open(100.0, "for good")
     assert OPEN == breaker.state(1e9)
     assert 300.0 == breaker.retry_in(1e9), "nobody knows; ask again after the longest open time"
@@ -55,7 +57,7 @@ def test_forced_open_without_an_end_holds_until_reset() -> None:
 
 
 def test_forced_closed_lets_everything_pass_and_counts() -> None:
-    breaker = Breaker(Settings())
+    breaker = Breaker(LONG)
     breaker.force_close(100.0, "we know", ttl=60.0)
     fail(breaker, 110.0, times=50)
     assert (CLOSED, 50) == (breaker.state(110.0), breaker.snapshot(110.0).failure_count)
@@ -63,7 +65,7 @@ def test_forced_closed_lets_everything_pass_and_counts() -> None:
 
 
 def test_after_forced_closed_the_next_failure_may_open_it() -> None:
-    breaker = Breaker(Settings())
+    breaker = Breaker(LONG)
     breaker.force_close(100.0, "we know", ttl=30.0)
     fail(breaker, 129.9, times=50)
     fail(breaker, 130.0)
@@ -72,7 +74,7 @@ def test_after_forced_closed_the_next_failure_may_open_it() -> None:
 
 
 def test_forcing_an_open_breaker_closed_lets_calls_pass_at_once() -> None:
-    breaker = Breaker(Settings())
+    breaker = Breaker(LONG)
     fail(breaker, 100.0, times=5)
     breaker.force_close(101.0, "it is back", ttl=60.0)
     assert CLOSED == breaker.state(101.0)
@@ -80,7 +82,7 @@ def test_forcing_an_open_breaker_closed_lets_calls_pass_at_once() -> None:
 
 
 def test_forcing_ends_what_was_under_way() -> None:
-    breaker = Breaker(Settings())
+    breaker = Breaker(LONG)
     before = breaker.admit(100.0)
     assert before is not None
     breaker.force_close(101.0, "fresh start")
@@ -89,7 +91,7 @@ def test_forcing_ends_what_was_under_way() -> None:
 
 
 def test_a_new_order_replaces_the_old_one() -> None:
-    breaker = Breaker(Settings())
+    breaker = Breaker(LONG)
     breaker.force_open(100.0, "one", ttl=600.0)
     breaker.force_open(110.0, "two", ttl=50.0)
     assert (50.0, Forced(OPEN, 160.0, "two")) == (breaker.retry_in(110.0), breaker.forced)
@@ -98,7 +100,7 @@ def test_a_new_order_replaces_the_old_one() -> None:
 
 
 def test_reset_closes_it_and_forgets_everything() -> None:
-    breaker = Breaker(Settings())
+    breaker = Breaker(LONG)
     fail(breaker, 100.0, times=5)
     fail(breaker, 130.0)
     breaker.reset(131.0)
@@ -109,7 +111,7 @@ def test_reset_closes_it_and_forgets_everything() -> None:
 
 def test_orders_are_told_with_their_reason_and_only_when_the_state_changes() -> None:
     told: list[str] = []
-    breaker = Breaker(Settings(), lambda before, after, at, why: told.append(f"{at:g} {before} > {after}: {why}"))
+    breaker = Breaker(LONG, lambda before, after, at, why: told.append(f"{at:g} {before} > {after}: {why}"))
     breaker.force_close(1.0, "already is")
     breaker.force_open(2.0, "migration", ttl=10.0)
     breaker.force_open(3.0, "still", ttl=10.0)
@@ -133,7 +135,7 @@ def test_a_disabled_breaker_can_be_forced_open_and_closes_when_the_time_is_up() 
 
 
 def test_an_order_that_has_run_out_is_not_shown() -> None:
-    breaker = Breaker(Settings())
+    breaker = Breaker(LONG)
     breaker.force_close(100.0, "we know", ttl=60.0)
     assert breaker.snapshot(159.0).forced is not None
     assert breaker.snapshot(160.0).forced is None

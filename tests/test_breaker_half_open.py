@@ -3,9 +3,11 @@
 from config.breaker import Breaker as Settings
 from sidecar.policy.breaker import CLOSED, HALF_OPEN, OPEN, PROBE_LEASE, Breaker, Permit
 
+LONG = Settings(open_for=30.0, open_for_max=300.0)
+
 
 def half_open(now: float = 130.0, lease: float = PROBE_LEASE, **changes: object) -> Breaker:
-    breaker = Breaker(Settings(**changes), lease=lease)  # type: ignore[arg-type]
+    breaker = Breaker(LONG.model_copy(update=changes), lease=lease)
     for _ in range(5):
         permit = breaker.admit(now - 30.0)
         assert permit is not None
@@ -133,7 +135,7 @@ def test_each_state_has_a_generation_of_its_own() -> None:
 
 def test_the_reasons_for_closing_and_opening_again_are_told() -> None:
     told: list[str] = []
-    breaker = Breaker(Settings(), lambda before, after, at, why: told.append(f"{before} > {after}: {why}"))
+    breaker = Breaker(LONG, lambda before, after, at, why: told.append(f"{before} > {after}: {why}"))
     for _ in range(5):
         breaker.record(probe(breaker, 0.0), False, 0.0)
     breaker.record(probe(breaker, 30.0), False, 30.0)

@@ -117,8 +117,9 @@ async def test_a_session_that_opens_it_ends_with_the_upstreams_answer_instead_of
 ) -> None:
     upstream = await start_upstream(status("503 Service Unavailable", body=b"down"))
     sidecar = await start_sidecar(upstreams=route(upstream, breaker={"failure_threshold": 2}), policies=QUICK_POLICIES)
+    assert "4" == (await ask(sidecar, GET)).get("x-sidecar-attempts"), "all its attempts are one failure"
     reply = await ask(sidecar, GET)
-    assert (503, b"down", "2", "breaker_open") == (
+    assert (503, b"down", "1", "breaker_open") == (
         reply.status,
         reply.body,
         reply.get("x-sidecar-attempts"),
@@ -126,21 +127,123 @@ async def test_a_session_that_opens_it_ends_with_the_upstreams_answer_instead_of
     )
     session = await last_session(sidecar)
     assert ("breaker_open", "TEMPORARY_UNAVAILABLE") == (session.suppressed, session.code)
-    assert 2 == len(upstream.requests)
+    assert 4 + 1 == len(upstream.requests)
 
 
 async def test_a_session_without_an_answer_that_opens_it_is_told_so(start_sidecar: Starter) -> None:
     with refusing_port() as port:
-        upstream = {"route": "/u", "endpoints": [f"http://127.0.0.1:{port}"], "breaker": {"failure_threshold": 3}}
+        upstream = {"route": "/u", "endpoints": [f"http://127.0.0.1:{port}"], "breaker": {"failure_threshold": 2}}
         sidecar = await start_sidecar(upstreams={"u": upstream}, policies=QUICK_POLICIES)
+        assert "exhausted" == (await ask(sidecar, GET)).get("x-sidecar-outcome")
         reply = await ask(sidecar, GET)
-        assert ("CONNECTION_REFUSED", "breaker_open", 3) == (
+        assert ("CONNECTION_REFUSED", "breaker_open", 1) == (
             reply.json["error_code"],
             reply.json["details"]["reason"],
             reply.json["details"]["attempts"],
         )
         assert "CIRCUIT_OPEN" == (await ask(sidecar, GET)).json["error_code"]
-    assert {"breaker_open": 2} == sidecar.outcomes
+    assert {"exhausted": 1, "breaker_open": 2} == sidecar.outcomes
+
+
+# ---- the voice of a request --------------------------------------------------------------------------------------
+
+
+async def test_an_upstream_whose_every_failure_is_healed_by_a_retry_is_never_refused(
+    start_sidecar: Starter, start_upstream: UpstreamStarter
+) -> None:
+    async def every_other(talk: Talk) -> None:
+        while True:
+            await talk.read_request()
+            failing = len(talk.upstream.requests) % 2
+            await talk.send(answer(b"no", "503 Service Unavailable") if failing else OK)
+
+    upstream = await start_upstream(every_other)
+    sidecar = await start_sidecar(upstreams=route(upstream), policies=QUICK_POLICIES)
+    app = await sidecar.app()
+    outcomes = {(await app.ask(GET)).get("x-sidecar-outcome") for _ in range(30)}
+    assert {"recovered"} == outcomes
+    assert (0, 30) == (look(sidecar).failure_count, look(sidecar).success_count)
+
+
+async def test_a_failure_that_another_endpoint_healed_still_speaks_against_the_first(
+    start_sidecar: Starter, start_upstream: UpstreamStarter
+) -> None:
+    broken, healthy = await start_upstream(DOWN), await start_upstream(always(OK))
+    sidecar = await start_sidecar(upstreams=route(broken, healthy), policies=QUICK_POLICIES)
+    app = await sidecar.app()
+    for _ in range(10):
+        assert 200 == (await app.ask(GET)).status
+    assert ("open", "closed") == (look(sidecar, 0).state, look(sidecar, 1).state)
+    assert 5 == len(broken.requests)
+
+
+async def test_an_upstream_that_dies_after_a_busy_healthy_time_is_refused_after_twenty_failures(
+    start_sidecar: Starter, start_upstream: UpstreamStarter
+) -> None:
+    upstream = await start_upstream(always(OK))
+    sidecar = await start_sidecar(upstreams=route(upstream), policies=ONCE)
+    app = await sidecar.app()
+    for _ in range(100):
+        assert 200 == (await app.ask(GET)).status
+    now_is(upstream, sidecar, DOWN)
+    codes = [(await app.ask(GET)).get("x-sidecar-outcome") for _ in range(30)]
+    assert ["exhausted"] * 20 + ["breaker_open"] * 10 == codes
+
+
+# ---- a connection tells that it is back --------------------------------------------------------------------------
+
+
+async def test_opened_because_nobody_could_connect_it_is_half_open_as_soon_as_somebody_can(
+    start_sidecar: Starter, start_upstream: UpstreamStarter
+) -> None:
+    with refusing_port() as port:
+        keys = {
+            "route": "/u",
+            "endpoints": [f"http://127.0.0.1:{port}"],
+            "breaker": {"open_for": 3600.0, "open_for_max": 3600.0},
+        }
+        sidecar = await start_sidecar(upstreams={"u": keys}, policies=ONCE)
+        for _ in range(5):
+            assert "CONNECTION_REFUSED" == (await ask(sidecar, GET)).json["error_code"]
+        assert look(sidecar).unreachable
+        assert "CIRCUIT_OPEN" == (await ask(sidecar, GET)).json["error_code"]
+    back = await start_upstream(always(OK), port=port)
+    await half_open(sidecar)
+    assert [] == back.requests, "nothing is sent to find that out"
+    for _ in range(2):
+        assert 200 == (await ask(sidecar, GET)).status
+    assert "closed" == look(sidecar).state
+
+
+async def test_a_check_that_misled_is_not_believed_again_before_a_probe_was_due(
+    start_sidecar: Starter, start_upstream: UpstreamStarter
+) -> None:
+    """What accepts connections and answers nothing would otherwise get one call of the app each second."""
+    with refusing_port() as port:
+        keys = {
+            "route": "/u",
+            "endpoints": [f"http://127.0.0.1:{port}"],
+            "breaker": {"open_for": 3600.0, "open_for_max": 3600.0},
+        }
+        sidecar = await start_sidecar(upstreams={"u": keys}, policies=ONCE)
+        for _ in range(5):
+            await ask(sidecar, GET)
+    await start_upstream(DOWN, port=port)
+    await half_open(sidecar)
+    assert 503 == (await ask(sidecar, GET)).status
+    assert ("open", False) == (look(sidecar).state, look(sidecar).unreachable)
+
+
+async def test_with_the_check_switched_off_time_alone_decides(start_sidecar: Starter) -> None:
+    with refusing_port() as port:
+        keys = {"route": "/u", "endpoints": [f"http://127.0.0.1:{port}"], "breaker": {"connect_check": False}}
+        sidecar = await start_sidecar(upstreams={"u": keys}, policies=ONCE)
+        for _ in range(5):
+            await ask(sidecar, GET)
+        assert not breakers(sidecar)[0].awaits_connection(asyncio.get_running_loop().time())
+
+
+# ---- by its share ------------------------------------------------------------------------------------------------
 
 
 async def test_a_half_dead_endpoint_opens_it_by_its_share_of_failures(
@@ -331,7 +434,9 @@ async def test_a_probe_that_fails_is_not_repeated_while_it_is_open(
 ) -> None:
     """The default policy would try four times; the breaker lets one of them through."""
     upstream = await start_upstream(DOWN)
-    sidecar = await start_sidecar(upstreams=route(upstream, breaker=SHORT), policies=QUICK_POLICIES)
+    sidecar = await start_sidecar(
+        upstreams=route(upstream, breaker={**SHORT, "failure_threshold": 2}), policies=QUICK_POLICIES
+    )
     await ask(sidecar, GET)
     await ask(sidecar, GET)
     assert ("open", 5) == (look(sidecar).state, len(upstream.requests))

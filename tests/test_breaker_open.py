@@ -7,9 +7,11 @@ import pytest
 from config.breaker import Breaker as Settings
 from sidecar.policy.breaker import CLOSED, HALF_OPEN, OPEN, Breaker, Permit
 
+LONG = Settings(open_for=30.0, open_for_max=300.0)
+
 
 def opened(at: float = 100.0, settings: Settings | None = None, **hooks: object) -> Breaker:
-    breaker = Breaker(settings or Settings(), **hooks)  # type: ignore[arg-type]
+    breaker = Breaker(settings or LONG, **hooks)  # type: ignore[arg-type]
     for _ in range(5):
         permit = breaker.admit(at)
         assert permit is not None
@@ -62,7 +64,7 @@ def test_looking_twice_tells_a_change_once() -> None:
 
 
 def test_results_of_calls_from_before_it_opened_are_ignored() -> None:
-    breaker = Breaker(Settings())
+    breaker = Breaker(LONG)
     early = breaker.admit(100.0)
     assert early is not None
     for _ in range(5):
@@ -75,7 +77,7 @@ def test_results_of_calls_from_before_it_opened_are_ignored() -> None:
 
 
 def test_results_from_before_it_opened_are_ignored_in_half_open_and_after_closing_too() -> None:
-    breaker = Breaker(Settings(success_threshold=1))
+    breaker = Breaker(LONG.model_copy(update={"success_threshold": 1}))
     early = breaker.admit(100.0)
     assert early is not None
     for _ in range(5):
@@ -102,7 +104,7 @@ def test_each_failed_probe_doubles_the_open_time_up_to_its_maximum() -> None:
 
 
 def test_after_closing_the_open_time_starts_small_again() -> None:
-    settings = Settings(success_threshold=1)
+    settings = LONG.model_copy(update={"success_threshold": 1})
     breaker = opened(0.0, settings)
     fail_probe(breaker, 30.0)
     probe = breaker.admit(90.0)

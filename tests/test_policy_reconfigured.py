@@ -23,7 +23,7 @@ def test_an_open_breaker_stays_open_and_a_permit_given_out_before_still_counts()
     breaker.record(permit, False, 2.0)
     assert "open" == breaker.state(2.0)
     breaker.configure(BreakerSettings(open_for=1.0))
-    assert 30.0 == breaker.retry_in(2.0)  # the time it was opened for
+    assert 10.0 == breaker.retry_in(2.0)  # the time it was opened for
 
 
 def test_a_breaker_counts_anew_only_over_another_window() -> None:

@@ -52,3 +52,16 @@ def test_the_ratio_is_the_share_of_failures_and_clearing_forgets_it() -> None:
     window.clear()
     assert 0.0 == window.ratio(2.0)
     assert 0 == window.successes.total(2.0)
+
+
+def test_an_event_that_was_none_is_taken_back_and_the_others_expire_in_their_time() -> None:
+    counted = RollingCount(10.0)
+    counted.add(100.0)
+    counted.add(104.0)
+    counted.remove(106.0)
+    assert 1 == counted.total(109.9)
+    assert 0 == counted.total(110.0)
+    counted.remove(110.0)
+    assert 0 == counted.total(110.0)
+    counted.add(111.0)
+    assert 1 == counted.total(111.0)

@@ -3,9 +3,13 @@
 Law: pure, told the time. Whoever wants to call asks `admit(now)` for a permit and hands it back exactly once, with
 `record` (it worked, or it failed) or `abandon` (neither). Every change of state begins a new generation, and what
 comes back with a permit of an earlier one is ignored.
+A request has one voice per endpoint and generation, its last word: a second failure of the same request adds nothing,
+and a success after a failure takes the failure back. One slow call with four timeouts is one failure, and an endpoint
+whose failures are all healed by a retry is healthy.
 
     CLOSED     → OPEN        the share of failures in the window, or failures in a row, see `_tripping`
-    OPEN       → HALF_OPEN   by time alone; nobody has to call. Any method that is told the time notices it
+    OPEN       → HALF_OPEN   by time alone; nobody has to call. Any method that is told the time notices it.
+                             Opened by a failure to connect: as soon as somebody could connect, see `connected`
     HALF_OPEN  → CLOSED      `success_threshold` probes succeeded
     HALF_OPEN  → OPEN        one probe failed; the open time doubles, up to `open_for_max`
 
@@ -43,7 +47,8 @@ OnWouldOpen = Callable[[float, str], None]
 
 
 class Permit:
-    """Leave to make one call."""
+    """Leave to make one call. While CLOSED one object serves the whole generation, so that two calls with the same
+    permit are two calls to the same endpoint in the same generation."""
 
     __slots__ = ("generation", "lease_ends", "probe")
 
@@ -73,6 +78,8 @@ class Snapshot(NamedTuple):
     opened_at: float | None
     next_probe_at: float | None
     changed_at: float | None
+    unreachable: bool
+    """Opened because nobody could connect: it is half open as soon as somebody can."""
     generation: int
     probes: int
     would_open: int
@@ -104,6 +111,7 @@ class Breaker:
 
     __slots__ = (
         "_changed_at",
+        "_checked",
         "_generation",
         "_last_failure_at",
         "_lease",
@@ -119,6 +127,7 @@ class Breaker:
         "_run",
         "_settings",
         "_state",
+        "_unreachable",
         "_window",
         "forced",
         "would_open",
@@ -142,11 +151,15 @@ class Breaker:
         self._pass: Permit | None = Permit(0, probe=False)
         """While CLOSED: the permit everyone gets."""
         self._run = 0
-        """Failures in a row while CLOSED."""
+        """Requests in a row that failed while CLOSED."""
         self._open_time = 0.0
         self._opened_at: float | None = None
         self._probe_at = inf
         """While OPEN: when it becomes HALF_OPEN."""
+        self._unreachable = False
+        """While OPEN: the failure that opened it was one to connect."""
+        self._checked = False
+        """While HALF_OPEN: because somebody could connect."""
         self._probes: list[Permit] = []
         """While HALF_OPEN: the leases that were given out."""
         self._probe_successes = 0
@@ -163,16 +176,26 @@ class Breaker:
         """A permit, or None: refused, see `retry_in`."""
         return self._pass or self._admit_probe(now)
 
-    def record(self, permit: Permit, ok: bool, now: float) -> None:
-        """The call ended and says something about the endpoint."""
+    def record(
+        self, permit: Permit, ok: bool, now: float, blamed: list[Permit] | None = None, *, connected: bool = True
+    ) -> None:
+        """The call ended and says something about the endpoint. `blamed`: the permits with which the same request has
+        failed before; this one is added when it fails. `connected`: False when no connection could be made."""
         if permit is self._pass:
             if ok:
                 self._run = 0
                 self._window.successes.add(now)
+                if blamed and permit in blamed:
+                    self._window.failures.remove(now)
             else:
-                self._failed_while_closed(now)
+                self._last_failure_at = now
+                if blamed is None:
+                    self._failed_while_closed(now, connected=connected)
+                elif permit not in blamed:
+                    blamed.append(permit)
+                    self._failed_while_closed(now, connected=connected)
         elif permit in self._held(now):
-            self._probe_ended(permit, ok, now)
+            self._probe_ended(permit, ok, now, connected=connected)
 
     def abandon(self, permit: Permit, now: float, waited: float | None = None) -> None:
         """The call ended and says nothing: cancelled, a 429, a 4xx. `waited` is given when the app went away before
@@ -191,6 +214,20 @@ class Breaker:
         if self._state == OPEN:
             return (self._probe_at if self._probe_at != inf else now + self._settings.open_for_max) - now
         return 0.0 if len(self._held(now)) < self._settings.half_open_probes else _PROBE_UNDER_WAY
+
+    # ---- while nobody could connect --------------------------------------------------------------------------
+
+    def awaits_connection(self, now: float) -> bool:
+        """Whether a bare connection, made now, could tell that the endpoint is back."""
+        self._move(now)
+        return self._state == OPEN and self._unreachable and self.forced is None and self._settings.connect_check
+
+    def connected(self, now: float) -> None:
+        """Somebody could connect to the endpoint: if that was the trouble, probes may go at once."""
+        if self.awaits_connection(now):
+            self._probe_at = now
+            self._half_open(now, "it can be connected to again, probes may go")
+            self._checked = True
 
     # ---- looked at -------------------------------------------------------------------------------------------
 
@@ -214,6 +251,7 @@ class Breaker:
             opened_at=self._opened_at,
             next_probe_at=self._probe_at if self._state == OPEN and self._probe_at != inf else None,
             changed_at=self._changed_at,
+            unreachable=self._state == OPEN and self._unreachable,
             generation=self._generation,
             probes=len(self._held(now)),
             would_open=self.would_open,
@@ -258,9 +296,13 @@ class Breaker:
                 # Only an operator can have opened it, and it must not refuse anything by itself.
                 self._close(self._probe_at, "the time it was forced open is over")
                 return
-            self._probe_successes = 0
             waited = self._probe_at - (self._opened_at or 0.0)
-            self._change(HALF_OPEN, self._probe_at, f"{waited:g} s have passed, probes may go")
+            self._half_open(self._probe_at, f"{waited:g} s have passed, probes may go")
+
+    def _half_open(self, at: float, why: str) -> None:
+        self._probe_successes = 0
+        self._checked = False
+        self._change(HALF_OPEN, at, why)
 
     def _admit_probe(self, now: float) -> Permit | None:
         self._move(now)
@@ -278,9 +320,8 @@ class Breaker:
             self._probes = [permit for permit in self._probes if permit.lease_ends > now]
         return self._probes
 
-    def _failed_while_closed(self, now: float) -> None:
+    def _failed_while_closed(self, now: float, *, connected: bool) -> None:
         self._run += 1
-        self._last_failure_at = now
         self._window.failures.add(now)
         settings = self._settings
         if not settings.enabled:
@@ -294,7 +335,7 @@ class Breaker:
             return
         if not settings.monitor_only:
             self._open_time = min(settings.open_for, settings.open_for_max)
-            self._open(now, now + self._open_time, why)
+            self._open(now, now + self._open_time, why, unreachable=not connected)
         elif now >= self._quiet_until:
             # Counted once per time it would have been open, not once per failure.
             self._quiet_until = now + settings.open_for
@@ -303,32 +344,36 @@ class Breaker:
                 self._on_would_open(now, why)
 
     def _tripping(self, now: float) -> str | None:
-        """Why a failure opens it, or None. Failures in a row count only while more than `failure_ratio` of the window
-        failed, so that a flaky endpoint is not taken for a dead one; a window of nothing but failures always is."""
+        """Why a failure opens it, or None. A few failures in a row count only while more than `failure_ratio` of the
+        window failed, so that a flaky endpoint is not taken for a dead one; a window of nothing but failures always is.
+        Many in a row always count: a busy healthy minute must not hide that the endpoint has died."""
         settings = self._settings
         failed = self._window.failures.total(now)
         total = failed + self._window.successes.total(now)
         limit = settings.failure_ratio * total
         if total >= settings.min_volume and failed >= limit:
             return f"{failed} of {total} calls failed within {settings.window:g} s"
-        if self._run >= settings.failure_threshold and (failed > limit or failed == total):
+        few = self._run >= settings.failure_threshold and (failed > limit or failed == total)
+        if few or self._run >= settings.failures_in_a_row:
             return f"{self._run} calls in a row failed"
         return None
 
-    def _probe_ended(self, permit: Permit, ok: bool, now: float) -> None:
+    def _probe_ended(self, permit: Permit, ok: bool, now: float, *, connected: bool) -> None:
         self._probes.remove(permit)
         settings = self._settings
         if not ok:
             self._last_failure_at = now
             self._open_time = min(self._open_time * 2.0 or settings.open_for, settings.open_for_max)
-            self._open(now, now + self._open_time, "a probe failed")
+            # Where a connection can be made and calls fail all the same, connecting tells nothing: time does.
+            self._open(now, now + self._open_time, "a probe failed", unreachable=not connected and not self._checked)
             return
         self._probe_successes += 1
         if self._probe_successes >= settings.success_threshold:
             self._close(now, f"{self._probe_successes} probes succeeded")
 
-    def _open(self, now: float, until: float, why: str) -> None:
+    def _open(self, now: float, until: float, why: str, *, unreachable: bool = False) -> None:
         self._opened_at = now
+        self._unreachable = unreachable
         self._probe_at = until
         self._change(OPEN, now, why)
 

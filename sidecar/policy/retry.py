@@ -14,6 +14,7 @@ from config.errors import ErrorCode
 from config.operations import Operation
 from sidecar.policy import backoff, deadline
 from sidecar.policy.backoff import Uniform
+from sidecar.policy.breaker import Permit
 from sidecar.policy.budget import RetryBudget
 from sidecar.policy.choice import Chosen
 from sidecar.policy.overrides import NO_OVERRIDES, Overrides
@@ -62,6 +63,7 @@ class Situation:
 
     __slots__ = (
         "attempts",
+        "blamed",
         "body_kept",
         "draining",
         "ends_at",
@@ -93,6 +95,8 @@ class Situation:
         """Whether the provider honours that key: `resend.honoured`."""
         self.attempts = 1
         """Attempts made; one on a stale connection does not count."""
+        self.blamed: list[Permit] = []
+        """With which permits this request has failed: what its breakers have heard of it."""
         self.previous_delay = 0.0
         """The backoff before the attempt that failed."""
         self.body_kept = True

@@ -34,6 +34,15 @@ class RollingCount:
             self._advance(tick)
         self._current += 1
 
+    def remove(self, now: float) -> None:
+        """One event less, the newest: it turned out not to have been one."""
+        if not self.total(now):
+            return
+        if not self._current:
+            self._tick, self._current = self._past.pop()  # its tick is the present one again, until time moves on
+            self._past_sum -= self._current
+        self._current -= 1
+
     def total(self, now: float) -> int:
         tick = now * self._rate // 1
         if tick > self._tick:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from sidecar.policy.breaker import OPEN, Breaker
+from sidecar.policy.breaker import OPEN, Breaker, Permit
 from sidecar.routing import DEFAULT_PORTS, Origin, bracketed
 from sidecar.upstream.endpoints import Endpoint, ParentProxy, UpstreamState
 from sidecar.upstream.pool import Pool
@@ -18,7 +18,19 @@ from sidecar.upstream.pool import Pool
 class Choice:
     """One endpoint, perhaps through one parent proxy. `admit`, `record` and `abandon` are those of its breaker."""
 
-    __slots__ = ("abandon", "admit", "endpoint", "host", "label", "pool", "prefix", "proxy", "proxy_lines", "record")
+    __slots__ = (
+        "abandon",
+        "admit",
+        "endpoint",
+        "host",
+        "label",
+        "pool",
+        "prefix",
+        "proxy",
+        "proxy_failed",
+        "proxy_lines",
+        "record",
+    )
 
     def __init__(self, endpoint: Endpoint, proxy: ParentProxy | None, pool: Pool, host: bytes) -> None:
         self.endpoint = endpoint
@@ -30,20 +42,24 @@ class Choice:
         """Stands before the path: a parent proxy is asked for `http://host/path`."""
         self.proxy_lines = b""
         guard: Breaker | _Both = endpoint.breaker
+        self.proxy_failed: Callable[..., None] | None = None
         if proxy is not None:
-            guard = _Both(endpoint.breaker, proxy.breaker)
+            guard = both = _Both(endpoint.breaker, proxy.breaker)
+            self.proxy_failed = both.proxy_failed
             if endpoint.origin.scheme == "http":
                 self.prefix = b"http://" + host_field(endpoint.origin)
                 self.proxy_lines = proxy.lines
         self.admit: Callable[[float], Any] = guard.admit
-        self.record: Callable[[Any, bool, float], None] = guard.record
+        self.record: Callable[..., None] = guard.record
         self.abandon: Callable[..., None] = guard.abandon
 
 
 class _BothPermits:
+    """Leave of an endpoint and of the parent proxy on the way to it."""
+
     __slots__ = ("endpoint", "probe", "proxy")
 
-    def __init__(self, endpoint: Any, proxy: Any) -> None:
+    def __init__(self, endpoint: Permit, proxy: Permit) -> None:
         self.endpoint = endpoint
         self.proxy = proxy
         self.probe: bool = endpoint.probe or proxy.probe
@@ -68,18 +84,26 @@ class _Both:
             return None
         return _BothPermits(endpoint, proxy)
 
-    def record(self, permits: _BothPermits, ok: bool, now: float) -> None:
-        self._endpoint.record(permits.endpoint, ok, now)
-        self._proxy.record(permits.proxy, True, now)  # it let us through, whatever came of that
-
-    def abandon(
-        self, permits: _BothPermits, now: float, waited: float | None = None, *, proxy_failed: bool = False
+    def record(
+        self,
+        permits: _BothPermits,
+        ok: bool,
+        now: float,
+        blamed: list[Permit] | None = None,
+        *,
+        connected: bool = True,
     ) -> None:
-        self._endpoint.abandon(permits.endpoint, now, None if proxy_failed else waited)
-        if proxy_failed:
-            self._proxy.record(permits.proxy, False, now)
-        else:
-            self._proxy.abandon(permits.proxy, now)
+        self._endpoint.record(permits.endpoint, ok, now, blamed, connected=connected)
+        self._proxy.record(permits.proxy, True, now, blamed)  # it let us through, whatever came of that
+
+    def abandon(self, permits: _BothPermits, now: float, waited: float | None = None) -> None:
+        self._endpoint.abandon(permits.endpoint, now, waited)
+        self._proxy.abandon(permits.proxy, now)
+
+    def proxy_failed(self, permits: _BothPermits, now: float, blamed: list[Permit], *, connected: bool) -> None:
+        """It speaks against the parent proxy, and says nothing about the endpoint."""
+        self._endpoint.abandon(permits.endpoint, now)
+        self._proxy.record(permits.proxy, False, now, blamed, connected=connected)
 
 
 class Destination:

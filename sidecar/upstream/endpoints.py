@@ -18,6 +18,7 @@ from sidecar.policy.breaker import Breaker
 from sidecar.policy.budget import RetryBudget
 from sidecar.policy.retry import Terms
 from sidecar.routing import DEFAULT_PORTS, Origin, Router, parse_authority
+from sidecar.upstream.connect_check import ConnectCheck
 from sidecar.upstream.dial import Dialler
 from sidecar.upstream.pool import Pool, Wiring
 from sidecar.upstream.rules import Rules
@@ -62,6 +63,7 @@ class UpstreamState:
     __slots__ = (
         "_closed_connects",
         "_closed_failures",
+        "_connect_check",
         "_earlier",
         "_tls",
         "_wiring",
@@ -127,6 +129,7 @@ class UpstreamState:
         self._earlier: list[UpstreamState] = []
         """The same upstream under earlier settings, as long as requests are under way there."""
         self._closed_connects = self._closed_failures = 0
+        self._connect_check = ConnectCheck(wiring.dialler, settings.timeouts.connect)
         self.endpoints: dict[Origin, Endpoint] = {}
         self.pools: dict[tuple[Origin, str, ParentProxy | None], Pool] = {}
         self.origins = tuple(endpoint_origin(url, settings) for url in settings.endpoints)
@@ -196,10 +199,12 @@ class UpstreamState:
             self.turns.release()
         for _, breaker in self.breakers():
             breaker.state(now)
+        self._connect_check.sweep(self.endpoints.values(), self.proxies, now)
         if self._earlier:
             self._earlier = [earlier for earlier in self._earlier if earlier.in_flight]
 
     def close(self) -> None:
+        self._connect_check.close()
         for pool in self.pools.values():
             pool.close()
 

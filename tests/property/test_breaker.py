@@ -35,9 +35,12 @@ class Naive:
     would_open: int = 0
     quiet_until: float = -1.0
     last_failure: float | None = None
+    unreachable: bool = False
+    checked: bool = False
 
     def enter(self, state: str) -> None:
         self.state = state
+        self.checked = False
         self.epoch += 1
         self.leases = {}
         self.good_probes = 0
@@ -70,22 +73,33 @@ class Naive:
         self.trips += 1
         self.enter(OPEN)
 
-    def record(self, permit: tuple[int, int], ok: bool) -> None:
+    def record(
+        self, permit: tuple[int, int], ok: bool, failed_in: set[int] | None = None, *, connected: bool = True
+    ) -> None:
+        """`failed_in`: the epochs in which the same request has failed before."""
         self.pass_time()
         epoch, probe = permit
         if epoch != self.epoch or (probe and probe not in self.leases):
             return
         if not ok:
             self.last_failure = self.now
+            self.unreachable = not connected
         if self.state == HALF_OPEN:
             del self.leases[probe]
             self.good_probes += ok
             if not ok:
+                self.unreachable = not connected and not self.checked
                 self.trip()
             elif self.good_probes == self.settings.success_threshold:
                 self.enter(CLOSED)
             return
+        if failed_in is not None and epoch in failed_in:
+            if not ok:
+                return
+            self.take_back()
         self.results.append((self.now, ok))
+        if not ok and failed_in is not None:
+            failed_in.add(epoch)
         if not ok and self.settings.enabled and self.forced_until is None and self.should_open():
             if not self.settings.monitor_only:
                 self.trip()
@@ -93,9 +107,27 @@ class Naive:
                 self.quiet_until = self.now + self.settings.open_for
                 self.would_open += 1
 
-    def window(self) -> list[bool]:
+    def take_back(self) -> None:
+        """The newest failure that still counts was none after all."""
+        for index in reversed(range(len(self.results))):
+            at, ok = self.results[index]
+            if not ok:
+                if self.counts(at):
+                    del self.results[index]
+                return
+
+    def connect(self) -> None:
+        self.pass_time()
+        if self.state == OPEN and self.unreachable and self.forced_until is None and self.settings.connect_check:
+            self.enter(HALF_OPEN)
+            self.checked = True
+
+    def counts(self, at: float) -> bool:
         rate = TICKS / self.settings.window
-        return [ok for at, ok in self.results if self.now * rate // 1 - at * rate // 1 < TICKS]
+        return self.now * rate // 1 - at * rate // 1 < TICKS
+
+    def window(self) -> list[bool]:
+        return [ok for at, ok in self.results if self.counts(at)]
 
     def should_open(self) -> bool:
         seen = self.window()
@@ -107,6 +139,8 @@ class Naive:
             run += 1
         enough = len(seen) >= self.settings.min_volume and ratio >= self.settings.failure_ratio
         in_a_row = run >= self.settings.failure_threshold
+        if run >= self.settings.failures_in_a_row:
+            return True
         return enough or (in_a_row and (ratio > self.settings.failure_ratio or ratio == 1.0))
 
     def abandon(self, permit: tuple[int, int], waited: float | None) -> None:
@@ -124,6 +158,8 @@ class BreakerAgainstNaive(RuleBasedStateMachine):
         ratio=st.sampled_from([0.25, 0.5, 1.0]),
         volume=st.sampled_from([1, 3, 6, 1000]),
         row=st.integers(1, 5),
+        long_row=st.sampled_from([4, 7, 20]),
+        check=st.booleans(),
         probes=st.integers(1, 3),
         successes=st.integers(1, 3),
         open_for_max=st.sampled_from([100.0, 300.0]),
@@ -136,6 +172,8 @@ class BreakerAgainstNaive(RuleBasedStateMachine):
         ratio: float,
         volume: int,
         row: int,
+        long_row: int,
+        check: bool,
         probes: int,
         successes: int,
         open_for_max: float,
@@ -147,6 +185,9 @@ class BreakerAgainstNaive(RuleBasedStateMachine):
             failure_ratio=ratio,
             min_volume=volume,
             failure_threshold=row,
+            failures_in_a_row=long_row,
+            connect_check=check,
+            open_for=30.0,
             half_open_probes=probes,
             success_threshold=successes,
             open_for_max=open_for_max,
@@ -168,12 +209,28 @@ class BreakerAgainstNaive(RuleBasedStateMachine):
         assert (expected is None) == (given is None)
         return given, expected
 
-    @rule(pair=consumes(permits), ok=st.booleans())
-    def record(self, pair: tuple[Permit | None, tuple[int, int] | None], ok: bool) -> None:
+    @rule(pair=consumes(permits), ok=st.booleans(), connected=st.booleans())
+    def record(self, pair: tuple[Permit | None, tuple[int, int] | None], ok: bool, connected: bool = True) -> None:
         permit, known = pair
         if permit is not None and known is not None:
-            self.naive.record(known, ok)
-            self.breaker.record(permit, ok, self.naive.now)
+            self.naive.record(known, ok, connected=connected)
+            self.breaker.record(permit, ok, self.naive.now, connected=connected)
+
+    @rule(words=st.lists(st.tuples(st.booleans(), gaps), min_size=2, max_size=4))
+    def one_request_makes_several_attempts(self, words: list[tuple[bool, float]]) -> None:
+        blamed: list[Permit] = []
+        failed_in: set[int] = set()
+        for ok, gap in words:
+            permit, known = self.admit()
+            if permit is not None and known is not None:
+                self.naive.record(known, ok, failed_in)
+                self.breaker.record(permit, ok, self.naive.now, blamed)
+            self.naive.now += gap
+
+    @rule()
+    def somebody_could_connect(self) -> None:
+        self.naive.connect()
+        self.breaker.connected(self.naive.now)
 
     @rule(ok=st.sampled_from([True, False, False]), times=st.integers(1, 6))
     def call_at_once(self, ok: bool, times: int) -> None:
