@@ -65,6 +65,7 @@ def test_budget_gate_queue_and_idempotency_have_the_defaults_they_promise() -> N
         "ttl": 86400,
         "provider_window": 86400,
         "max_response_bytes": 65536,
+        "caller": None,
     } == PLAIN.idempotency.model_dump()
     assert (0, None, None, "strip", "participate") == (
         PLAIN.max_queue,

@@ -489,7 +489,7 @@ async def test_connecting_is_retried_and_a_breaker_per_host_refuses_what_is_down
     with refusing_port() as port, refusing_port() as other:
         sidecar = await start_sidecar(egress={"connect_ports": [port, other]}, policies=QUICK_POLICIES)
         statuses = []
-        for _ in range(3):
+        for _ in range(6):  # each is one voice, however many attempts it makes
             app = await sidecar.app()
             reply = await app.ask(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: x\r\n\r\n")
             statuses.append((reply.status, reply.json["error_code"], reply.json["details"]["attempts"]))
