@@ -48,6 +48,8 @@ class Subscription:
         self._queue: asyncio.Queue[RetryEvent | None] = asyncio.Queue(size + 1)  # room for the end mark
         self._size = size
         self.too_slow = False
+        self.ends_with = "the sidecar stops"
+        """Why the stream is over when the reader has kept up."""
         self.missed = False
         """The last id it saw is not known any more, or of an earlier process: events after it may be gone."""
 
@@ -117,16 +119,23 @@ class Events:
 
     # ---- read ----------------------------------------------------------------------------------------------------
 
-    def subscribe(self, last_event_id: str | None = None, size: int = _READER_QUEUE) -> Subscription:
-        """From now on, or from the event after `last_event_id`, as far back as events are known."""
+    def subscribe(
+        self, last_event_id: str | None = None, size: int = _READER_QUEUE, *, follow: bool = True
+    ) -> Subscription:
+        """From now on, or from the event after `last_event_id`, as far back as events are known. Who does not follow
+        gets what is known at this moment and the end behind it."""
         reader = Subscription(self, size)
-        if last_event_id is not None:
-            known = self._after(last_event_id)
-            reader.missed = known is None
-            known = list(self._ring) if known is None else known
-            for event in known[-size:]:
-                reader.offer(event)
-        self._readers.add(reader)
+        known = [] if last_event_id is None else self._after(last_event_id)
+        reader.missed = known is None
+        if known is None or (last_event_id is None and not follow):
+            known = list(self._ring)
+        for event in known[-size:]:
+            reader.offer(event)
+        if follow:
+            self._readers.add(reader)
+        else:
+            reader.ends_with = "that is all so far"
+            reader.end()
         return reader
 
     def _after(self, last_event_id: str) -> list[RetryEvent] | None:

@@ -239,3 +239,16 @@ async def test_an_event_that_cannot_be_told_breaks_its_stream_and_nothing_else(s
     assert 1 == sidecar.proxy.metrics.internal_errors["admin"]
     sidecar.proxy.signals.writer.flush()
     sidecar.logged.truncate(0)  # it was meant
+
+
+async def test_who_does_not_follow_gets_what_is_known_and_the_end_of_it(start_sidecar: Starter) -> None:
+    sidecar = await start_sidecar()
+    tell(sidecar, 1_500)
+    text = (await admin(sidecar, "/events?follow=false")).body.decode()
+    assert 1_000 == text.count("event: config_changed")
+    assert text.endswith(": that is all so far\n\n")
+    last = text.rpartition("id: ")[2].partition("\n")[0]
+    nothing_new = (await admin(sidecar, "/events?follow=false", f"Last-Event-ID: {last}")).body.decode()
+    assert (0, True) == (nothing_new.count("event: "), nothing_new.endswith(": that is all so far\n\n"))
+    assert 0 == sidecar.proxy.signals.events.readers
+    assert 400 == (await admin(sidecar, "/events?follow=maybe")).status

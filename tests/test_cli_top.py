@@ -21,6 +21,7 @@ import pytest_asyncio
 from sidecar.cli.snapshot import Snapshot, UpstreamSeen, parsed
 from sidecar.cli.topview import frame
 from tests.conftest import Running, Starter, UpstreamStarter
+from tests.doubles.records import exhausted
 from tests.doubles.upstream import Talk, answer
 from tests.test_cli_admin import Ended, ask, here, run, started, url
 
@@ -189,6 +190,20 @@ async def test_once_is_plain_text_for_scripts(busy: Running) -> None:
     )
     assert (True, True, 0.0) == tuple(told[key] for key in ("ready", "retries_enabled", "requests"))
     assert "retry_success" == told["events"][0]["event_type"]
+
+
+async def test_once_ends_though_something_happens_all_the_time(busy: Running) -> None:
+    async def never_quiet() -> None:
+        while True:
+            busy.proxy.signals.observe(exhausted())
+            await asyncio.sleep(0.01)
+
+    noise = asyncio.create_task(never_quiet())
+    try:
+        ended = await asyncio.wait_for(ask(busy, "top", "--json"), 15)
+    finally:
+        noise.cancel()
+    assert (0, 20) == (ended.code, len(json.loads(ended.out)["events"]))
 
 
 async def test_without_a_terminal_or_a_sidecar_it_says_what_to_do(busy: Running) -> None:

@@ -348,3 +348,15 @@ async def test_a_disk_that_fails_during_an_import_leaves_nothing_half(tmp_path: 
                 continue
             request = await rig.letters.request(ids[2])
             assert 400_000 == sum([len(chunk) async for chunk in rig.letters.payloads.body(request)])
+
+
+async def test_an_export_ends_though_entries_come_faster_than_it_writes(tmp_path: Path) -> None:
+    async with rig_in(tmp_path) as rig:
+        for number in range(1, 401):
+            await rig.letters.keep(failed(number, at=START + number))
+        found = []
+        async for files in Files(rig.letters, rig.listing).export(Filter(), []):
+            found.append(files)
+            await rig.letters.keep(failed(1000 + len(found), at=START + 1000 + len(found)))
+            assert len(found) < 1000
+        assert 400 <= len(found) <= 600

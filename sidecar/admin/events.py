@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from typing import Literal
 
 import orjson
 from aiohttp import web
 
 from sidecar import clock
-from sidecar.admin.fields import NoBody, NoQuery
+from sidecar.admin.fields import NoBody, Query
 from sidecar.admin.problem import Problem, wrong
 from sidecar.admin.route import Call, Route, Told
 from sidecar.proxy import Proxy
@@ -25,6 +26,13 @@ MOST_READERS = 100
 _EVENT_ID = re.compile(r"evt_[0-9]{1,18}_[0-9]{1,18}")
 _RETRY_MS = 2_000
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Content-Type-Options": "nosniff"}
+
+
+class EventsQuery(Query):
+    """What to read."""
+
+    follow: Literal["true", "false"] = "true"
+    """`false`: what is known now, the oldest first, and then the stream ends whatever happens meanwhile."""
 
 
 class LiveEvents:
@@ -44,6 +52,7 @@ class LiveEvents:
             "What happens, live, as server-sent events; `Last-Event-ID` goes on where a reader left off.",
             self.stream,
             None,
+            EventsQuery,
             also=("text/event-stream",),
             fields={"Last-Event-ID": "The id of the last event that was received; those after it follow."},
             refusals=(503,),
@@ -54,7 +63,7 @@ class LiveEvents:
         for reader in tuple(self._readers):
             reader.end()
 
-    async def stream(self, call: Call[NoQuery, NoBody]) -> Told:
+    async def stream(self, call: Call[EventsQuery, NoBody]) -> Told:
         request = call.request
         last_id = request.headers.get("Last-Event-ID")
         if last_id is not None and not _EVENT_ID.fullmatch(last_id):
@@ -71,7 +80,7 @@ class LiveEvents:
         response.charset = "utf-8"
         if request.method == "HEAD":
             return response
-        reader = self._proxy.signals.events.subscribe(last_id)
+        reader = self._proxy.signals.events.subscribe(last_id, follow=call.query.follow == "true")
         self._readers.add(reader)
         try:
             await self._serve(request, response, reader)
@@ -89,7 +98,7 @@ class LiveEvents:
                 await self._write(response, _gap(request.headers.get("Last-Event-ID", "")))
             async for event in reader:
                 await self._write(response, as_sse(event, self._proxy.signals.redactor))
-            ended = "too slow, come back with Last-Event-ID" if reader.too_slow else "the sidecar stops"
+            ended = "too slow, come back with Last-Event-ID" if reader.too_slow else reader.ends_with
             await self._write(response, f": {ended}\n\n".encode())
             await response.write_eof()
         except ConnectionError:

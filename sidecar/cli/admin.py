@@ -247,13 +247,18 @@ class Admin:
     def url(self) -> str:
         return self._address.url
 
-    def events(self, after: str, patience: float) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Events with their ids, live, until the sidecar ends the stream; Failed when nothing comes for so long."""
-        headers = {"Accept": "text/event-stream", "Last-Event-ID": after, **self._who()}
+    def events(
+        self, after: str | None, patience: float, *, follow: bool = True
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Events with their ids, live, until the sidecar ends the stream, which it does at once after those that are
+        known if they are not to be followed; Failed when nothing comes for so long."""
+        headers = {"Accept": "text/event-stream", **self._who()}
+        if after is not None:
+            headers["Last-Event-ID"] = after
         connection = self._connection(patience)
         event_id = ""
         try:
-            connection.request("GET", "/events", headers=headers)
+            connection.request("GET", "/events" if follow else "/events?follow=false", headers=headers)
             response = connection.getresponse()
             if response.status >= 400:
                 raise self._refused(response.status, response.read())

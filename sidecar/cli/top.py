@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import sleep
@@ -29,7 +29,7 @@ _EVERY = 1.0
 _EVENTS_KEPT = 200
 _EVENTS_ONCE = 20
 _ANY_EVENT = "evt_0_0"  # older than all: the stream begins with the oldest that is known
-_QUIET = 0.5
+_PATIENCE = 10.0
 _HEARTBEATS = 40.0
 
 
@@ -53,7 +53,8 @@ def top(chosen: argparse.Namespace) -> int:
 
 def _once(admin: Admin, looking: Looking, *, as_json: bool) -> int:
     sleep(_EVERY)  # a rate takes two looks
-    snapshot = looking.look(tuple(_known_events(admin))[::-1][:_EVENTS_ONCE])
+    known = deque((event for _, event in admin.events(None, _PATIENCE, follow=False)), maxlen=_EVENTS_ONCE)
+    snapshot = looking.look(tuple(reversed(known)))
     terminal = Terminal()
     if as_json:
         terminal.line(json.dumps(snapshot.as_json(), indent=2))
@@ -61,14 +62,6 @@ def _once(admin: Admin, looking: Looking, *, as_json: bool) -> int:
     for line in frame(snapshot, admin.url, _clock(), width=terminal.width, height=None, colour=terminal.colour):
         terminal.line(line)
     return 0
-
-
-def _known_events(admin: Admin) -> Iterator[Mapping[str, Any]]:
-    """Those that are kept; what comes later is not waited for."""
-    try:
-        yield from (event for _, event in admin.events(_ANY_EVENT, patience=_QUIET))
-    except Failed:
-        return  # quiet now
 
 
 class _Watch:

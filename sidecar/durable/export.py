@@ -20,7 +20,7 @@ from sidecar.durable.bodies import BodyFile
 from sidecar.durable.deadletter import DeadLetters, no_such
 from sidecar.durable.document import Document
 from sidecar.durable.entry import Entry, validate
-from sidecar.durable.filters import Filter
+from sidecar.durable.filters import Filter, mark_of, read_cursor
 from sidecar.durable.intake import prints_of, short
 from sidecar.durable.listing import Listing
 from sidecar.durable.payloads import opened_head
@@ -52,8 +52,10 @@ class Files:
 
     async def export(self, wanted: Filter, damaged: list[str]) -> AsyncIterator[list[File]]:
         """Entry by entry, oldest first: its files, the document last. Those that cannot be read are named in
-        `damaged` and set aside."""
-        cursor = None
+        `damaged` and set aside. It ends with what was the newest when it began: in an outage entries may come faster
+        than they are written out."""
+        mark, cursor = mark_of(wanted, oldest_first=True), None
+        newest = await self._letters.store.read(_newest)
         while True:
             page = await self._listing.page(wanted, limit=_PAGE, cursor=cursor, oldest_first=True)
             for entry in page.items:
@@ -65,7 +67,7 @@ class Files:
                 except NoSuchThing:
                     pass  # its stay ended between the page and now
             cursor = page.next_cursor
-            if cursor is None:
+            if cursor is None or read_cursor(cursor, mark) >= newest:
                 return
 
     async def files(self, dlq_id: str) -> list[File]:
@@ -196,3 +198,8 @@ class Files:
         if known is not None and known.entry.record() != entry.record():
             raise NotNow(f"{entry.dlq_id} is here already and differs", "the one here was kept as it is")
         return known is not None
+
+
+def _newest(connection: sqlite3.Connection) -> int:
+    (seq,) = connection.execute("SELECT COALESCE(MAX(seq), 0) FROM dead_letters").fetchone()
+    return int(seq)
