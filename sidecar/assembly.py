@@ -24,7 +24,7 @@ from aiohttp import web
 
 from config.addresses import is_loopback, join_host_port
 from config.loader import Loaded
-from config.model import ServerCertificate
+from config.model import ServerCertificate, Settings
 from sidecar import __version__, clock
 from sidecar.admin.api import Api
 from sidecar.durable.trouble import Trouble
@@ -66,10 +66,8 @@ class Sidecar:
                 "aiohttp is installed without its C parser, whose checks the proxy relies on; "
                 "install a wheel built for this platform"
             )
-        self.settings = loaded.settings
-        """Those of the start."""
         self.log = log
-        self.proxy = Proxy(self.settings, log, __version__, lookup, environ)
+        self.proxy = Proxy(loaded.settings, log, __version__, lookup, environ)
         senders = Senders(self.proxy, environ or {})
         self.proxy.kept.on_open = senders.attach
         self.proxy.on_breaker_closed = senders.breaker_closed
@@ -84,6 +82,11 @@ class Sidecar:
         self.address = ("", 0)
         self.admin_address = ("", 0)
         self.probes_address: tuple[str, int] | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """In force now. Nothing here keeps those of the start."""
+        return self.proxy.settings
 
     async def start(self) -> None:
         settings, proxy, path = self.settings, self.proxy, self.reloading.loaded.path

@@ -15,6 +15,7 @@ from sidecar import clock
 from sidecar.durable.trouble import NotNow, Trouble
 from sidecar.errand import Sending
 from sidecar.policy import backoff
+from sidecar.upstream.endpoints import AUTOMATIC
 from telemetry.names import Attribute, Field
 from telemetry.record import NOT_CONNECTED, Trace
 
@@ -39,7 +40,7 @@ class Senders:
     def attach(self, durable: Durable) -> None:
         from sidecar.durable.notify import Notifier
 
-        settings, kept = self._proxy.settings, self._proxy.kept
+        proxy, kept = self._proxy, self._proxy.kept
         self._durable = durable
         durable.attach(
             send_replay=self.replay,
@@ -47,12 +48,13 @@ class Senders:
             lookup=self.look_up,
             live_waiting=self._live_waiting,
             on_event=self._told,
-            stages=tuple(settings.stages),
+            stages=lambda: proxy.settings.stages,
             outbox_terms_of=kept.outbox_terms_of,
             delay=self._delay,
-            outbox_keep=max([upstream.outbox.keep for upstream in settings.upstreams.values()], default=604_800.0),
+            outbox_keep=self._outbox_keep,
+            redactor=proxy.signals.redactor,
         )
-        durable.notifier = notifier = Notifier(settings.dead_letter, self._notify)
+        durable.notifier = notifier = Notifier(proxy.settings.dead_letter, self._notify)
         durable.letters.on_kept = lambda failure, kept: notifier.kept(
             failure.upstream, failure.error_class, kept.dlq_id
         )
@@ -169,6 +171,11 @@ class Senders:
         return found_by(
             rule, answer.status, notification_id_of(terms.outbox.notification_id, answer.headers, answer.body)
         )
+
+    def _outbox_keep(self) -> float:
+        """A job may have deliveries to several upstreams, so it stays for the longest of their times."""
+        upstreams = self._proxy.settings.upstreams.values()
+        return max([upstream.outbox.keep for upstream in upstreams], default=AUTOMATIC.outbox.keep)
 
     def _delay(self, upstream: str, failures: int) -> float:
         """As the upstream's `outbox.policy` spaces them."""

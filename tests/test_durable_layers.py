@@ -57,7 +57,7 @@ def attach(durable: Durable) -> None:
         send_delivery=send_delivery,
         lookup=lookup,
         outbox_terms_of=lambda upstream: known,
-        outbox_keep=5.0,
+        outbox_keep=lambda: 5.0,
     )
 
 

@@ -582,7 +582,7 @@ async def test_one_key_goes_out_in_order_and_never_two_at_a_time(tmp_path: Path)
 
 async def test_a_workflow_goes_from_the_failed_stage_on_in_stage_order(tmp_path: Path) -> None:
     sender = Sender()
-    async with replaying(tmp_path, sender, stages=("fetch", "llm", "notify")) as (rig, replayer, _, _events):
+    async with replaying(tmp_path, sender, stages=lambda: ("fetch", "llm", "notify")) as (rig, replayer, _, _events):
         for number, stage in enumerate(("notify", "llm", "notify", "fetch")):
             await fresh(rig, number, workflow="w", stage=stage)
         await fresh(rig, 9, workflow="other", stage="fetch")
@@ -593,7 +593,7 @@ async def test_a_workflow_goes_from_the_failed_stage_on_in_stage_order(tmp_path:
 
 async def test_a_stage_that_fails_ends_its_workflow(tmp_path: Path) -> None:
     sender = Sender(OK, DOWN)
-    async with replaying(tmp_path, sender, stages=("fetch", "llm", "notify")) as (rig, replayer, _, _events):
+    async with replaying(tmp_path, sender, stages=lambda: ("fetch", "llm", "notify")) as (rig, replayer, _, _events):
         for number, stage in enumerate(("fetch", "llm", "notify")):
             await fresh(rig, number, workflow="w", stage=stage)
         shown = await ended(replayer, await replayer.start(Order(Filter(workflow="w"))))
@@ -732,7 +732,7 @@ async def test_the_ledger_of_effects_after_replaying_everything_safe(tmp_path: P
 
 async def test_a_stage_that_was_held_back_ends_its_workflow_too(tmp_path: Path) -> None:
     sender = Sender(OK, Result(ok=False, code="CIRCUIT_OPEN", phase=NOT_CONNECTED, held_back=True))
-    async with replaying(tmp_path, sender, stages=("fetch", "llm", "notify")) as (rig, replayer, _, _events):
+    async with replaying(tmp_path, sender, stages=lambda: ("fetch", "llm", "notify")) as (rig, replayer, _, _events):
         for number, stage in enumerate(("fetch", "llm", "notify")):
             await fresh(rig, number, workflow="w", stage=stage)
         shown = await ended(replayer, await replayer.start(Order(Filter(workflow="w"))))

@@ -20,7 +20,7 @@ from telemetry.names import Attribute, Event, Field
 
 if TYPE_CHECKING:
     from config.errors import ErrorCode
-    from config.model import Settings, Upstream
+    from config.model import Settings, Telemetry, Upstream
     from sidecar.durable.credentials import Credentials
     from sidecar.durable.deadletter import Terms
     from sidecar.durable.layers import Durable
@@ -52,7 +52,8 @@ class Kept:
         self._closed = False
         self._credentials: Credentials | None = None
         self._background: set[asyncio.Task[Any]] = set()
-        self._terms: dict[str, tuple[Upstream, Terms]] = {}
+        self._terms: dict[str, tuple[Upstream, Telemetry, Terms]] = {}
+        """Made from these settings of the upstream and of telemetry."""
         self.durable: Durable | None = None
         self.on_open: Callable[[Durable], None] = _nothing_sends
         """Given by the composition root: attaches what sends, before anything is reconciled."""
@@ -84,10 +85,13 @@ class Kept:
         return await asyncio.shield(self._opening)
 
     async def _open_first(self) -> Durable:
+        settings = self._settings
         try:
             self.durable = durable = await self._open()
         finally:
             self._opening = None
+        if self._settings is not settings:  # a reload while it was being opened
+            durable.configure(self._settings, self._proxy.registry)
         return durable
 
     async def _open_late(self) -> Durable:
@@ -219,19 +223,18 @@ class Kept:
         return AUTOMATIC if state is None else state.settings
 
     def terms_of(self, upstream: str) -> Terms:
-        settings = self.settings_of(upstream)
+        settings, telemetry = self.settings_of(upstream), self._proxy.settings.telemetry
         known = self._terms.get(upstream)
-        if known is not None and known[0] is settings:
-            return known[1]
+        if known is not None and known[0] is settings and known[1] is telemetry:
+            return known[2]
         from sidecar.durable.deadletter import Terms
         from telemetry.redact import Redactor
 
-        telemetry = self._proxy.settings.telemetry
         redactor = Redactor(telemetry.redact_query, (*telemetry.redact_paths, *settings.dead_letter.redact_paths))
         terms = Terms(settings.dead_letter, settings.replay, settings.idempotency, redactor)
         if len(self._terms) > _MOST_TERMS:
             self._terms.clear()
-        self._terms[upstream] = (settings, terms)
+        self._terms[upstream] = (settings, telemetry, terms)
         return terms
 
     def outbox_terms_of(self, upstream: str) -> OutboxTerms:

@@ -7,7 +7,7 @@ been reconciled. The two parts that send, replays and the outbox, are given thei
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,11 @@ from sidecar.durable.successes import Successes
 from sidecar.durable.trouble import Trouble
 from sidecar.durable.upkeep import Upkeep
 from telemetry.metrics import Stored
+from telemetry.redact import Redactor
 
 _REFRESH_EVERY = 5.0
 _CHORES_EVERY = 30.0
+_OUTBOX_KEEP = 604_800.0
 
 
 class Durable:
@@ -72,7 +74,7 @@ class Durable:
         self.jobs: Jobs | None = None
         self.notifier: Notifier | None = None
         self.job_counts: dict[str, int] = {}
-        self._outbox_keep = 604_800.0
+        self._outbox_keep: Callable[[], float] = lambda: _OUTBOX_KEEP
         self._chores: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._judging: asyncio.Task[None] | None = None
@@ -107,12 +109,14 @@ class Durable:
         lookup: Lookup,
         live_waiting: Callable[[str], bool] = lambda upstream: False,
         on_event: Event = quiet,
-        stages: Sequence[str] = (),
+        stages: Callable[[], Iterable[str]] = tuple,
         outbox_terms_of: Callable[[str], OutboxTerms] | None = None,
         delay: Callable[[str, int], float] | None = None,
-        outbox_keep: float = 604_800.0,
+        outbox_keep: Callable[[], float] = lambda: _OUTBOX_KEEP,
+        redactor: Redactor | None = None,
     ) -> None:
-        """What sends. Nothing is sent before `begin`."""
+        """What sends. Nothing is sent before `begin`. Settings are asked for where they are used: a reload changes
+        them."""
         self.replayer = Replayer(
             self.letters, self.listing, send_replay, live_waiting=live_waiting, on_event=on_event, stages=stages
         )
@@ -125,6 +129,7 @@ class Durable:
             lookup,
             counts=self.counts,
             on_event=on_event,
+            redactor=redactor,
             **{name: value for name, value in given.items() if value is not None},
         )
         self.jobs = Jobs(self.outbox)
@@ -182,7 +187,7 @@ class Durable:
             await self._each(self.replayer.reconcile)
         outbox = self.outbox
         if outbox is not None:
-            await self._each(lambda: outbox.sweep(self._outbox_keep))
+            await self._each(lambda: outbox.sweep(self._outbox_keep()))
 
     async def _refresh(self) -> None:
         await self._each(self.listing.refresh)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,8 @@ _LIVE_PAUSE = 0.05
 
 
 class Replayer:
-    """`send` raises nothing it can help; whatever it raises counts as sent without an answer."""
+    """`send` raises nothing it can help; whatever it raises counts as sent without an answer. `stages` are those of
+    workflows in their order, asked for each time: they may have changed."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Replayer:
         *,
         live_waiting: Callable[[str], bool] = lambda upstream: False,
         on_event: Event = quiet,
-        stages: Sequence[str] = (),
+        stages: Callable[[], Iterable[str]] = tuple,
         sleep: Callable[[float], Awaitable[None]] = clock.sleep,
         monotonic: Callable[[], float] = clock.monotonic,
     ) -> None:
@@ -50,7 +51,7 @@ class Replayer:
         self._listing = listing
         self._attempts = Attempts(letters, send, on_event, sleep)
         self._live_waiting = live_waiting
-        self._stages = {stage: place for place, stage in enumerate(stages)}
+        self._stages = stages
         self._sleep = sleep
         self._monotonic = monotonic
         self._claims = Claims(letters)
@@ -166,7 +167,8 @@ class Replayer:
     async def _run_workflow(self, job: Job, wanted: Filter) -> None:
         """From the failed stage on, in stage order, one at a time; a stage that fails ends it."""
         entries = [entry async for entry in self._entries(replace(wanted, verdict=()))]
-        entries.sort(key=lambda entry: (self._stages.get(entry.stage or "", len(self._stages)), entry.created_at))
+        places = {stage: place for place, stage in enumerate(self._stages())}
+        entries.sort(key=lambda entry: (places.get(entry.stage or "", len(places)), entry.created_at))
         for entry in entries[: job.order.limit]:
             rate = job.order.rate or self._letters.terms_of(entry.upstream).replay.rate
             failures = await self._send_batch(job, [entry], rate)
