@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import importlib
 import logging
-import os
 import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 import aiohttp.http_parser
 from aiohttp import web
@@ -27,6 +24,7 @@ from config.loader import Loaded
 from config.model import ServerCertificate, Settings
 from sidecar import __version__, clock
 from sidecar.admin.api import Api
+from sidecar.durable.lock import StateLock
 from sidecar.durable.trouble import Trouble
 from sidecar.inbound import Downstream
 from sidecar.listener import Listener
@@ -78,7 +76,7 @@ class Sidecar:
         self._listener = Listener(self.proxy)
         self._server: asyncio.Server | None = None
         self._runners: list[web.AppRunner] = []
-        self._lock: TextIO | None = None
+        self._lock: StateLock | None = None
         self.address = ("", 0)
         self.admin_address = ("", 0)
         self.probes_address: tuple[str, int] | None = None
@@ -90,7 +88,7 @@ class Sidecar:
 
     async def start(self) -> None:
         settings, proxy, path = self.settings, self.proxy, self.reloading.loaded.path
-        self._lock = lock_state_dir(Path(settings.state_dir))
+        self._lock = proxy.kept.lock = lock_state_dir(Path(settings.state_dir))
         try:
             tls = None if settings.admin.tls is None else server_tls("admin", settings.admin.tls)
             self.admin_address = await self._serve(self.api.application(), settings.admin, "admin", tls)
@@ -278,31 +276,12 @@ def server_tls(role: str, files: ServerCertificate) -> ssl.SSLContext:
     return context
 
 
-def lock_state_dir(path: Path) -> TextIO:
-    """One process owns a state directory. The lock dies with the process; the file stays and names the holder."""
+def lock_state_dir(path: Path) -> StateLock:
+    """Raises CannotStart when another process has it."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.stat().st_mode & 0o077:
-            path.chmod(0o700)  # made by somebody else, for everybody: what is kept here is not
-        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise CannotStart(
-            f"state_dir {path} cannot be used: {error.strerror}; make it writable or set another `state_dir`"
-        ) from error
-    file = os.fdopen(descriptor, "r+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = file.read().strip() or "another process"
-        file.close()
-        raise CannotStart(
-            f"state_dir {path} is in use by {holder}; stop that one, or give this one a `state_dir` of its own"
-        ) from error
-    file.seek(0)
-    file.truncate()
-    file.write(f"process {os.getpid()}")
-    file.flush()
-    return file
+        return StateLock.take(path)
+    except Trouble as trouble:
+        raise CannotStart(str(trouble)) from trouble
 
 
 def _cannot_bind(error: OSError, role: str, host: str, port: int) -> CannotStart:

@@ -45,7 +45,13 @@ class LiveFacts:
             yield LiveBreaker(label, seen.state, seen.failure_ratio, changed)
 
     def ready(self) -> bool:
-        return self._not_ready() is None
+        return self._not_ready() is None and not self._proxy.kept.gone
+
+    def keeps(self) -> bool | None:
+        kept = self._proxy.kept
+        if kept.durable is None and kept.problem is None:
+            return None
+        return kept.problem is None
 
     def downstream_connections(self) -> int:
         return len(self._proxy.downstreams)

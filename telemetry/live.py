@@ -74,6 +74,10 @@ class Live(Protocol):
         """None while there is no store for them."""
         ...
 
+    def keeps(self) -> bool | None:
+        """What fails can be kept; None while nothing had to be."""
+        ...
+
     def outbox_jobs(self) -> Mapping[str, int] | None:
         """Jobs by state; None while there is no outbox."""
         ...
@@ -88,6 +92,9 @@ def families(live: Live) -> Iterator[Metric]:
     yield _of(names.DOWNSTREAM_CONNECTIONS, {(): live.downstream_connections()})
     yield _of(names.LABEL_OVERFLOW, {("upstream",): live.label_overflows()})
     yield _of(names.READY, {(): int(live.ready())})
+    keeps = live.keeps()
+    if keeps is not None:
+        yield _of(names.STORE_KEEPS, {(): int(keeps)})
     letters = live.dead_letters()
     if letters is not None:
         yield _of(names.DLQ_ENTRIES, {(label,): count for label, (count, _) in letters.waiting.items()})

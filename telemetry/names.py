@@ -139,6 +139,7 @@ DLQ_REPLAYED = _counter("dlq_replayed", "upstream outcome", "Replays of dead let
 DLQ_REJECTED = _counter("dlq_rejected", "reason", "Loss at the door: requests that could not be stored.")
 DLQ_EVICTED = _counter("dlq_evicted", "reason", "Loss after storage: dead letters that were removed unreplayed.")
 DLQ_WRITE = _histogram("dlq_write_duration_seconds", "", "Time to write and sync a dead letter.", FAST_BUCKETS)
+STORE_KEEPS = _gauge("store_keeps", "", "1 while failed requests can be kept; 0: they are lost, /readyz says why.")
 IDEMPOTENCY = _counter("idempotency_lookups", "result", "Questions to the idempotency store.")
 OUTBOX_JOBS = _gauge("outbox_jobs", "state", "Jobs in the outbox.")
 OUTBOX_DELIVERIES = _counter("outbox_deliveries", "upstream outcome", "Deliveries of the outbox that ended.")

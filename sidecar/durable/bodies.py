@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sidecar import clock
-from sidecar.durable.disk import TEMPORARY, Disk, private_directory
+from sidecar.durable.disk import TEMPORARY, Disk, tightened
 from sidecar.durable.opening import BODIES
 from sidecar.durable.seal import CHUNK, STREAM_HEADER, TAG, Keyring, StreamSealer
 from sidecar.durable.store import Store
@@ -128,7 +128,7 @@ class Bodies:
         name = f"{sha256}.body"
 
         def work() -> BodyFile:
-            private_directory(self.folder)
+            self._make_folder()
             self.hold(name)
             self.store.disk.write_whole(self.folder / name, data)
             size, content = 0, hashlib.sha256()
@@ -149,8 +149,12 @@ class Bodies:
             raise
 
     def begin(self, host: str, ident: str) -> _Writing:
-        private_directory(self.folder)
+        self._make_folder()
         return _Writing(self, self.keyring.stream_sealer("body", host, ident))
+
+    def _make_folder(self) -> None:
+        self.folder.mkdir(mode=0o700, exist_ok=True)  # without its parents: a state directory that was removed is gone
+        tightened(self.folder)
 
     def hold(self, name: str) -> None:
         self._unreferenced.add(name)

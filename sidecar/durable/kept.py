@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sidecar.durable.credentials import Credentials
     from sidecar.durable.deadletter import Terms
     from sidecar.durable.layers import Durable
+    from sidecar.durable.lock import StateLock
     from sidecar.durable.outbox import Terms as OutboxTerms
     from sidecar.proxy import Proxy
 
@@ -33,7 +34,9 @@ _STORE = "store.db"  # opening.FILE; that module would bring the database librar
 _SEAL_KEY = "SIDECAR_SEAL_KEY"
 _TRY_AGAIN = 5.0
 _LAST_WRITES = 10.0
-_ERRORS = frozenset({"sidecar.store.degraded", "sidecar.store.damaged", "sidecar.store.set_aside"})
+_ERRORS = frozenset(
+    f"sidecar.store.{what}" for what in ("degraded", "damaged", "set_aside", "gone", "mended", "log_damaged")
+)
 _GOOD_NEWS = frozenset({"sidecar.store.recovered"})
 
 
@@ -55,6 +58,8 @@ class Kept:
         self._terms: dict[str, tuple[Upstream, Telemetry, Terms]] = {}
         """Made from these settings of the upstream and of telemetry."""
         self.durable: Durable | None = None
+        self.lock: StateLock | None = None
+        """Of the directory; taken at the start."""
         self.on_open: Callable[[Durable], None] = _nothing_sends
         """Given by the composition root: attaches what sends, before anything is reconciled."""
 
@@ -119,6 +124,7 @@ class Kept:
             seal_key=self._environ.get(_SEAL_KEY),
             counts=self._proxy.metrics.stored,
             report=self._report,
+            lock=self.lock,
         )
         self.on_open(durable)
         await durable.begin()
@@ -184,6 +190,11 @@ class Kept:
             health = self.durable.store.health
             return None if health.ok else health.reason
         return None if self._failure is None else str(self._failure)
+
+    @property
+    def gone(self) -> bool:
+        """The files of the store are not in their places any more, which no later try puts right."""
+        return self.durable is not None and self.durable.store.health.gone
 
     def warn_if_volatile(self) -> None:
         kind = volatile_file_system(self._directory)

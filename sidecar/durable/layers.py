@@ -28,6 +28,7 @@ from sidecar.durable.orders import Orders
 from sidecar.durable.outbox import Lookup, Outbox
 from sidecar.durable.outbox import Send as SendDelivery
 from sidecar.durable.outbox import Terms as OutboxTerms
+from sidecar.durable.presence import Guard
 from sidecar.durable.replay import Replayer
 from sidecar.durable.rotation import Rotation
 from sidecar.durable.seal import Keyring, load_keyring
@@ -91,13 +92,19 @@ class Durable:
         seal_key: str | None = None,
         counts: Stored | None = None,
         report: Callable[[str, str], None] = silent,
+        lock: Guard | None = None,
         **options: Any,
     ) -> Durable:
         """Raises CannotUse when the sidecar must not start: a newer store, a missing key, unusable key files."""
         loop = asyncio.get_running_loop()
         keyring = await loop.run_in_executor(None, load_keyring, state_dir, seal_key)
         store = await Store.open(
-            state_dir, min_free_bytes=settings.min_free_bytes, report=report, hooks=[keyring.prove], **options
+            state_dir,
+            min_free_bytes=settings.min_free_bytes,
+            report=report,
+            hooks=[keyring.prove],
+            guards=[keyring] if lock is None else [keyring, lock],
+            **options,
         )
         return cls(store, keyring, settings, registry, terms_of, counts or Stored())
 

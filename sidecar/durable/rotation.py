@@ -82,8 +82,8 @@ class Rotation:
 
     async def rotate(self) -> str:
         """Make a new key and seal with it from now on. Returns its id."""
-        key = await self._store.in_thread(lambda: next_key(self._keyring, self._store.disk))
-        key_id = self._keyring.add(key)
+        key, file = await self._store.in_thread(lambda: next_key(self._keyring, self._store.disk))
+        key_id = self._keyring.add(key, file)
         await self._store.write(lambda connection: self._keyring.enroll(connection, key_id))
         self._keyring.active = key_id
         return key_id
@@ -112,6 +112,7 @@ class Rotation:
             await self._store.write(
                 lambda connection: connection.execute("DELETE FROM seal_keys WHERE key_id <> ?", (active,)) and None
             )
+            self._keyring.needed = {active}
         return done
 
     def _reseal_some(self, connection: sqlite3.Connection, place: _Place, after: int, done: Resealed) -> int | None:

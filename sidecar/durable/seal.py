@@ -18,7 +18,7 @@ import hmac
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,20 +66,71 @@ def _bound_to(purpose: str, host: str, ident: str) -> bytes:
 class Keyring:
     """Every key at hand; the first seals."""
 
-    def __init__(self, keys: list[bytes], hash_key: bytes, folder: Path, *, from_environment: bool = False) -> None:
+    def __init__(
+        self,
+        keys: list[bytes],
+        hash_key: bytes,
+        folder: Path,
+        *,
+        from_environment: bool = False,
+        files: Mapping[Path, bytes] | None = None,
+    ) -> None:
         self._ciphers = {key_id_of(key): _cipher_class()(key) for key in keys}
         self._hash_key = hash_key
         self.folder = folder
         self.from_environment = from_environment
         self.active = key_id_of(keys[0])
+        self._files = dict(files or {})
+        """What is in them, so that they can be written again."""
+        self._seen: dict[Path, tuple[int, ...] | None] = {path: _look(path) for path in self._files}
+        self.needed = set(self._ciphers)
+        """Ids of the keys that the store cannot do without."""
 
     @property
     def key_ids(self) -> list[str]:
         return list(self._ciphers)
 
-    def add(self, key: bytes) -> str:
-        self._ciphers[key_id_of(key)] = _cipher_class()(key)
-        return key_id_of(key)
+    def add(self, key: bytes, file: Path) -> str:
+        key_id = key_id_of(key)
+        self._ciphers[key_id] = _cipher_class()(key)
+        self._seen = {**self._seen, file: _look(file)}  # anew: the writer's thread may be looking through them
+        self._files = {**self._files, file: key}
+        self.needed = {*self.needed, key_id}
+        return key_id
+
+    # ---- the files, while we run -----------------------------------------------------------------------------
+
+    def missing(self) -> str | None:
+        """A key that exists in memory only is gone with the process, and with it all that it sealed."""
+        for path in self._wanted():
+            if self._seen[path] is None or _look(path) != self._seen[path]:
+                if not _holds(path, self._files[path]):
+                    return (
+                        f"{path} was removed or changed while the sidecar runs: it is written again if that is "
+                        "possible; else put it back, or what is sealed with it can never be opened after a restart"
+                    )
+                self._seen[path] = _look(path)
+        return None
+
+    def mend(self) -> str | None:
+        """The key is still in memory: its file is written again."""
+        written = []
+        for path in self._wanted():
+            if not _holds(path, self._files[path]):
+                try:
+                    private_directory(path.parent)
+                    Disk().write_whole(path, _encoded(self._files[path]))
+                except OSError:
+                    return None
+                self._seen[path] = _look(path)
+                written.append(str(path))
+        names = " and ".join(written)
+        return f"{names} was removed or changed while the sidecar runs; it was written again, from memory"
+
+    def _wanted(self) -> list[Path]:
+        """Not those of keys that a rotation has replaced: they may be deleted."""
+        hash_file = self.folder / _HASH_KEY_FILE
+        return [path for path, key in self._files.items() if path == hash_file or key_id_of(key) in self.needed]
 
     # ---- sealing ---------------------------------------------------------------------------------------------
 
@@ -137,7 +188,9 @@ class Keyring:
 
     def prove(self, connection: sqlite3.Connection) -> None:
         """Run on every opening of the store: each key it was sealed with is here, and so is the key of its hashes."""
-        for key_id, proof in connection.execute("SELECT key_id, proof FROM seal_keys").fetchall():
+        proofs = connection.execute("SELECT key_id, proof FROM seal_keys").fetchall()
+        self.needed = {self.active, *(key_id for key_id, _ in proofs)}
+        for key_id, proof in proofs:
             if key_id not in self._ciphers:
                 raise CannotUse(
                     f"the dead letters in {self.folder.parent} were sealed with key {key_id}, "
@@ -193,15 +246,17 @@ def load_keyring(state_dir: Path, environment: str | None, disk: Disk | None = N
     try:
         private_directory(folder)
         given = _keys_of_environment(environment) if environment else []
-        kept = [(number, key) for number, key in _key_files(folder)]
+        kept = _key_files(folder)
         if not given and not kept:
-            kept = [(1, new_key_file(folder, 1, disk))]
+            kept = [(1, *new_key_file(folder, 1, disk))]
         hash_file = folder / _HASH_KEY_FILE
         if not hash_file.exists():
             disk.write_whole(hash_file, _encoded(os.urandom(_KEY_BYTES)))
         tightened(hash_file)
-        newest_first = [key for _, key in sorted(kept, reverse=True)]
-        return Keyring([*given, *newest_first], _read_key(hash_file), folder, from_environment=bool(given))
+        newest_first = [key for _, key, _ in sorted(kept, reverse=True)]
+        hash_key = _read_key(hash_file)
+        files = {hash_file: hash_key, **{path: key for _, key, path in kept}}
+        return Keyring([*given, *newest_first], hash_key, folder, from_environment=bool(given), files=files)
     except OSError as error:
         raise CannotUse(f"the keys in {folder} cannot be used: {error}", "make it readable and writable") from error
 
@@ -219,7 +274,23 @@ def _keys_of_environment(text: str) -> list[bytes]:
     return keys
 
 
-def _key_files(folder: Path) -> list[tuple[int, bytes]]:
+def _look(path: Path) -> tuple[int, ...] | None:
+    """Another result: another file, or another content."""
+    try:
+        found = os.stat(path)  # per commit: a Path would cost more than the call
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _holds(path: Path, key: bytes) -> bool:
+    try:
+        return _decoded(path.read_text(encoding="ascii", errors="replace").strip()) == key
+    except OSError:
+        return False
+
+
+def _key_files(folder: Path) -> list[tuple[int, bytes, Path]]:
     found = []
     for path in sorted(folder.iterdir()):
         match = _KEY_FILE.fullmatch(path.name)
@@ -229,17 +300,18 @@ def _key_files(folder: Path) -> list[tuple[int, bytes]]:
         key = _read_key(path)
         if key_id_of(key) != match[2]:
             raise CannotUse(f"{path} is damaged: its key does not have the id in its name", "restore it from a backup")
-        found.append((int(match[1]), key))
+        found.append((int(match[1]), key, path))
     return found
 
 
-def new_key_file(folder: Path, number: int, disk: Disk) -> bytes:
+def new_key_file(folder: Path, number: int, disk: Disk) -> tuple[bytes, Path]:
     key = os.urandom(_KEY_BYTES)
-    disk.write_whole(folder / f"seal-{number:04d}-{key_id_of(key)}.key", _encoded(key))
-    return key
+    path = folder / f"seal-{number:04d}-{key_id_of(key)}.key"
+    disk.write_whole(path, _encoded(key))
+    return key, path
 
 
-def next_key(keyring: Keyring, disk: Disk) -> bytes:
+def next_key(keyring: Keyring, disk: Disk) -> tuple[bytes, Path]:
     """A new key, durably in its file, not yet in use."""
     if keyring.from_environment:
         raise NotNow(
@@ -247,7 +319,7 @@ def next_key(keyring: Keyring, disk: Disk) -> bytes:
             f"set {ENVIRONMENT} to `new,old`, restart and rotate again: what the old key sealed is then sealed anew",
         )
     try:
-        numbers = [number for number, _ in _key_files(keyring.folder)]
+        numbers = [number for number, _, _ in _key_files(keyring.folder)]
         return new_key_file(keyring.folder, max(numbers, default=0) + 1, disk)
     except OSError as error:
         raise Trouble(f"a new key cannot be written to {keyring.folder}: {error}", "look at the disk") from error

@@ -32,6 +32,7 @@ from sidecar.durable.opening import (
     primary_code,
     quick_check,
 )
+from sidecar.durable.presence import Guard, Presence
 from sidecar.durable.trouble import NotKept, Trouble
 from sidecar.durable.writer import Health, OnOpen, Writer
 
@@ -59,6 +60,7 @@ class Store:
         hooks: Sequence[OnOpen] = (),
         disk: Disk | None = None,
         connect: Connect = connect_file,
+        guards: Sequence[Guard] = (),
     ) -> None:
         self.directory = state_dir
         self.disk = disk or Disk()
@@ -68,7 +70,8 @@ class Store:
         self._tell = report
         self._opener = Opener(state_dir, self.disk, self.report, connect)
         self.min_free_bytes = min_free_bytes
-        self._writer = Writer(self._opener, self.report, self.room, list(hooks))
+        presence = Presence(self._opener.path, guards, self.report)
+        self._writer = Writer(self._opener, self.report, self.room, list(hooks), presence)
         self._readers = ThreadPoolExecutor(_READERS, "store-reader")
         self._workers = ThreadPoolExecutor(_READERS, "store-files")
         self._local = threading.local()

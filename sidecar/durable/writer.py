@@ -2,7 +2,9 @@
 
 Law: a write's future resolves after the commit that holds it is durable, never before. Whatever waits while one
 commit is being synced goes into the next one together. After a failed commit nothing of it counts as kept, the
-connection is closed, and a new one has to prove itself with a write of its own before it is trusted.
+connection is closed, and a new one has to prove itself with a write of its own before it is trusted. Files that are
+no longer in their places are no promise: nothing is committed into them, and a commit that they vanished under is
+told as a failure. The connection is kept then, because it alone still holds what was in them.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 from sidecar import clock
 from sidecar.durable.opening import Opener, Report, is_damage, primary_code
+from sidecar.durable.presence import Presence
 from sidecar.durable.trouble import NotKept
 
 Work = Callable[[sqlite3.Connection], Any]
@@ -24,6 +27,7 @@ OnOpen = Callable[[sqlite3.Connection], None]
 
 _MOST_AT_ONCE = 256
 _RETRY_AFTER = 0.5  # seconds between attempts to open a store that is in trouble
+_LOOK_AFTER = 2.0  # seconds without a write after which it is asked whether the files are still there
 # Errors that speak about one statement; every other one speaks about the disk or the connection.
 _OF_THE_STATEMENT = frozenset(
     {
@@ -45,6 +49,8 @@ class Health:
     reason: str = ""
     since: float = 0.0
     """Wall time of the last change."""
+    gone: bool = False
+    """The files are not in their places: what was kept may be lost, so it is more than a disk in trouble."""
 
 
 class _Write:
@@ -65,8 +71,10 @@ class Writer:
         report: Report,
         room: Callable[[], int],
         hooks: list[OnOpen],
+        presence: Presence,
     ) -> None:
         self._opener = opener
+        self._presence = presence
         self._report = report
         self._room = room
         self._hooks = hooks
@@ -116,7 +124,7 @@ class Writer:
     def _run(self) -> None:
         while True:
             batch, more = self._next_batch()
-            if batch or (more and self._connection is None):
+            if batch or more:
                 self._handle(batch)
             if not more:
                 break
@@ -126,10 +134,10 @@ class Writer:
         self.health = Health(False, "the store is closed", clock.wall())
 
     def _next_batch(self) -> tuple[list[_Write], bool]:
-        """What waits, and whether there will be more. Empty when it is time to try a troubled disk again."""
+        """What waits, and whether there will be more. Empty when it is time to look at the files again."""
         batch: list[_Write] = []
         try:
-            first = self._queue.get(timeout=None if self._connection is not None else _RETRY_AFTER)
+            first = self._queue.get(timeout=_LOOK_AFTER if self.health.ok else _RETRY_AFTER)
             while first is not None:
                 batch.append(first)
                 if len(batch) == _MOST_AT_ONCE:
@@ -142,10 +150,14 @@ class Writer:
     def _handle(self, batch: list[_Write]) -> None:
         if self._connection is None:
             self._reopen()
-        if self._connection is None:
+        elif (gone := self._presence.missing()) is not None:
+            self._vanished(gone)
+        elif self.health.gone:
+            self._back()
+        if self._connection is None or self.health.gone:
             outcomes: list[Any] = [_Failed(self._not_kept()) for _ in batch]
         else:
-            outcomes = self._commit(self._connection, batch)
+            outcomes = self._commit(self._connection, batch) if batch else []
         if batch:
             try:
                 self._loop.call_soon_threadsafe(self._resolve, batch, outcomes)
@@ -167,6 +179,9 @@ class Writer:
         except Exception as error:  # whatever it is, those who wait must hear of it
             self._give_up(error)
             return [_Failed(self._not_kept()) for _ in batch]
+        if (gone := self._presence.missing()) is not None:
+            self._vanished(gone)
+            return [_Failed(self._not_kept()) for _ in batch]
         return outcomes
 
     def _no_room(self) -> NotKept:
@@ -178,6 +193,8 @@ class Writer:
 
     def _not_kept(self) -> NotKept:
         reason = "full" if self._full else "disk_error"
+        if self.health.gone:
+            return NotKept("disk_error", self.health.reason)
         return NotKept(reason, f"{self._opener.path} cannot be written: {self.health.reason}", "look at the disk")
 
     def _give_up(self, error: BaseException) -> None:
@@ -206,8 +223,54 @@ class Writer:
                 "works again; it is tried every half second",
             )
 
+    # ---- files that are no longer there ----------------------------------------------------------------------
+
+    def _vanished(self, problem: str) -> None:
+        if not self.health.gone or self.health.reason != problem:
+            self.health = Health(False, problem, clock.wall(), gone=True)
+            self._report("sidecar.store.gone", f"{problem}. Traffic goes on, nothing is kept until then")
+        if self._connection is not None and self._presence.log_to_replace:
+            self._take_over(self._connection)
+
+    def _take_over(self, connection: sqlite3.Connection) -> None:
+        """Only the log was removed, and is still open here: everything in it goes into the database, and another log
+        is begun. Readers open anew, because theirs is the old log."""
+        try:
+            (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.Error as error:
+            self._give_up(error)
+            return
+        if busy:
+            return  # somebody reads; the next look tries again
+        self.generation += 1
+        self._connection = None
+        connection.close()
+        self._next_try = 0.0
+        self._reopen()
+
+    def _back(self) -> None:
+        """The very same files are in their places again. A write of our own has to succeed first."""
+        assert self._connection is not None
+        try:
+            _prove(self._connection)
+        except sqlite3.Error as error:
+            self._give_up(error)
+            return
+        self._recovered()
+
+    def _recovered(self) -> None:
+        self._report("sidecar.store.recovered", f"{self._opener.path} can be written again")
+        self.health = Health(True, "", clock.wall())
+
+    # ---- opening ---------------------------------------------------------------------------------------------
+
     def _reopen(self) -> None:
         if clock.monotonic() < self._next_try:
+            return
+        foreign = self._presence.foreign()
+        if foreign is not None:  # an empty one would be made in its place
+            self._next_try = clock.monotonic() + _RETRY_AFTER
+            self._vanished(foreign)
             return
         try:
             self._open()
@@ -226,17 +289,15 @@ class Writer:
         try:
             for hook in self._hooks:
                 hook(connection)
-            # The proof: a commit of its own, with its fsync.
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("INSERT OR REPLACE INTO meta VALUES ('opened_at', ?)", (clock.wall(),))
-            connection.execute("COMMIT")
+            _prove(connection)
         except BaseException:
             connection.close()
             raise
+        self._presence.note()
         self._connection, self.checked = connection, opened.checked
         self.generation += 1
         if self.generation > 1:
-            self._report("sidecar.store.recovered", f"{self._opener.path} can be written again")
+            self._recovered()
         self.health = Health(True, "", clock.wall())
 
 
@@ -245,6 +306,13 @@ class _Failed:
 
     def __init__(self, error: Exception) -> None:
         self.error = error
+
+
+def _prove(connection: sqlite3.Connection) -> None:
+    """A commit of its own, with its fsync."""
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('opened_at', ?)", (clock.wall(),))
+    connection.execute("COMMIT")
 
 
 def _run_one(connection: sqlite3.Connection, work: Work) -> Any:
