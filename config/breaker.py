@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from config.fields import Count, Delay, Flag, Length, Seconds, Section, Share
+from config.fields import Count, Flag, Length, Rate, Seconds, Section, Share
 
 _Ratio = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 
@@ -56,7 +56,7 @@ class RetryBudget(Section):
     """Retries may be at most this share of the requests in the window, from 0 to 1."""
     window: Seconds = 10.0
     """How far back requests count, in seconds."""
-    min_per_second: Delay = 3.0
+    min_per_second: Rate = 3.0
     """So many retries per second are always allowed, however little traffic there is."""
 
 

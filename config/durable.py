@@ -107,7 +107,7 @@ class Replay(Section):
     """After this many failed replays an entry is `failed`."""
     stale_after: Seconds = 86_400.0
     """A PUT or DELETE older than this, in seconds, is not replayed unasked: the world has moved on."""
-    rate: Annotated[Seconds, Field(le=1000)] = 10.0
+    rate: Annotated[float, Field(strict=True, gt=0, le=1000, allow_inf_nan=False)] = 10.0
     """Replays per second unless the job says otherwise."""
     concurrency: Annotated[Count, Field(le=256)] = 8
     """How many replays may be under way at once."""

@@ -75,7 +75,7 @@ def _without_quotes(value: Any) -> str:
     if isinstance(value, str) and value.replace(".", "", 1).isdigit():
         return ", written without quotes"
     if isinstance(value, str) and value[:1].isdigit():
-        return ", without a unit (times are in seconds, sizes in bytes)"
+        return ", without a unit (sizes are in bytes)"
     return ""
 
 

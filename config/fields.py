@@ -31,6 +31,7 @@ from config.addresses import (
     parse_endpoint,
     parse_host_entry,
 )
+from config.durations import PATTERN, setting
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _VERSION = re.compile(r"([0-9]+)\.([0-9]+)\.([0-9]+)")
@@ -118,6 +119,12 @@ def one_or_many(given: Any) -> Any:
     return given if isinstance(given, (list, tuple)) else [given]
 
 
+def _duration(bound: dict[str, float]) -> WithJsonSchema:
+    """A number of seconds within the bound, or text with its unit."""
+    text = {"type": "string", "pattern": f"^{PATTERN.pattern.removesuffix('?')}$"}
+    return WithJsonSchema({"anyOf": [{"type": "number", **bound}, text]})
+
+
 class _NoOtherNames:
     """For the schema, which would only check the entries whose names fit the pattern."""
 
@@ -126,8 +133,13 @@ class _NoOtherNames:
 
 
 NO_OTHER_NAMES = _NoOtherNames()
-Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
-Delay = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Seconds = Annotated[
+    float, Field(strict=True, gt=0, allow_inf_nan=False), BeforeValidator(setting), _duration({"exclusiveMinimum": 0})
+]
+Delay = Annotated[
+    float, Field(strict=True, ge=0, allow_inf_nan=False), BeforeValidator(setting), _duration({"minimum": 0})
+]
 Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(strict=True, ge=0)]
 Length = Annotated[int, Field(strict=True, ge=0)]

@@ -177,7 +177,7 @@ def test_a_total_that_was_set_stands_beside_an_attempt_timeout_that_was_not(tmp_
         ("max_attempts: false", "max_attempts", "must be a whole number"),
         ("backoff_type: exponental", "backoff_type", "must be one of exponential, linear, fixed, immediate"),
         ("base_delay: -0.1", "base_delay", "must be at least 0"),
-        ("base_delay: 1s", "base_delay", "without a unit"),
+        ("base_delay: 1 second", "base_delay", "with its unit, as in 500ms, 90s, 10m, 1h or 2d"),
         ("multiplier: 0.5", "multiplier", "must be at least 1"),
         ("multiplier: 1000", "multiplier", "must be at most 100"),
         ("jitter_type: some", "jitter_type", "must be one of none, full, equal, decorrelated, additive"),

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 
-_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s?(ms|s|m|h|d)?")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, None: 1.0}
+from config.durations import PATTERN as DURATION
+from config.durations import seconds_of
+
 _PLUS_LOST = re.compile(r"(.*\d\d:\d\d(?::\d\d(?:\.\d+)?)?) (\d\d:\d\d)")  # `+` in a query is a space
-_FORMS = "write it with its unit (90s, 15m, 1h, 2d), or as a number of seconds"
 
 MOST_ITEMS = 1_000
 
@@ -57,20 +57,10 @@ class Since(NamedTuple):
         return self.at if self.at is not None else now - (self.ago or 0.0)
 
 
-def seconds_of(given: Any) -> float:
-    """`15m` or a number of seconds → seconds. ValueError tells the forms."""
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
-        return float(given)
-    found = _DURATION.fullmatch(given.strip()) if isinstance(given, str) else None
-    if found is None:
-        raise ValueError(f"is not a duration; {_FORMS}")
-    return float(found[1]) * _UNITS[found[2]]
-
-
 def _since(given: Any) -> Since:
     if isinstance(given, str):
         text = given.strip()
-        duration = _DURATION.fullmatch(text)
+        duration = DURATION.fullmatch(text)
         if duration is not None and duration[2] is not None:
             return Since(None, seconds_of(text))
         lost = _PLUS_LOST.fullmatch(text)
@@ -86,7 +76,7 @@ def _since(given: Any) -> Since:
 
 
 _DURATION_SCHEMA = {
-    "anyOf": [{"type": "number"}, {"type": "string", "pattern": f"^{_DURATION.pattern}$"}],
+    "anyOf": [{"type": "number"}, {"type": "string", "pattern": f"^{DURATION.pattern}$"}],
     "examples": ["15m", 90],
 }
 Duration = Annotated[float, BeforeValidator(seconds_of), WithJsonSchema(_DURATION_SCHEMA)]
