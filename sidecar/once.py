@@ -167,7 +167,7 @@ class Once(Keeping):
         upstream, connection = self._upstream, self._connection
         assert upstream is not None and connection is not None and connection.head is not None
         limit = upstream.settings.idempotency.max_response_bytes
-        copying = CopyingSink(sink, limit, connection.head.content_length)
+        copying = CopyingSink(sink, limit)
         await self._stream(copying)
         if self.record.outcome in _DONE:
             await self._remember_streamed(connection, copying.copy)
@@ -244,12 +244,11 @@ async def _told(durable: Durable, success: Success) -> None:
 class CopyingSink(AppSink):
     """Passes an answer on, keeps a copy of it while it is small, and its end until `finish`."""
 
-    __slots__ = ("_expected", "_held", "_limit", "_pieces", "_trailers")
+    __slots__ = ("_held", "_limit", "_pieces", "_trailers")
 
-    def __init__(self, sink: AppSink, limit: int, expected: int | None) -> None:
-        super().__init__(sink.transport, chunked=sink.chunked)
+    def __init__(self, sink: AppSink, limit: int) -> None:
+        super().__init__(sink.transport, sink.framing)
         self._limit = limit
-        self._expected = expected
         self._pieces: list[bytes] | None = []
         self._held = b""
         self._trailers: list[tuple[bytes, bytes]] | None = None
@@ -259,13 +258,14 @@ class CopyingSink(AppSink):
             self._pieces.append(data)
             if self.count + len(data) > self._limit:
                 self._pieces = None
-        if self.count + len(data) == self._expected:
+        if self.count + len(data) == self.framing.length:
             self._held = data
             self.count += len(data)
             return self.full
         return super().body(data)
 
     def end(self, trailers: list[tuple[bytes, bytes]]) -> None:
+        self.framing.check(self.count)
         self._trailers = trailers
 
     @property

@@ -89,7 +89,8 @@ class OwnAnswers(Driven):
         close = b"Connection: close\r\n" if self._must_close() else b""
         self._answered = True
         own_lines = relay.sidecar_lines(record, b"" if self._upstream is None else self._upstream.answer_lines)
-        body = b"" if self._request.method == "HEAD" else here.body
+        bodyless = here.status in (204, 304)
+        body = b"" if bodyless or self._request.method == "HEAD" else here.body
         record.response_bytes = len(body)
         transport.write(
             b"%b%b%b%b%b%b\r\n%b"
@@ -98,7 +99,7 @@ class OwnAnswers(Driven):
                 here.lines,
                 own_lines,
                 self._proxy.date_line,
-                b"" if here.status in (204, 304) else b"Content-Length: %d\r\n" % len(here.body),
+                b"" if bodyless else b"Content-Length: %d\r\n" % len(here.body),
                 close,
                 body,
             )

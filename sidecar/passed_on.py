@@ -72,11 +72,11 @@ class PassedOn(OwnAnswers):
         transport = self._client.transport
         if transport is None:
             raise asyncio.CancelledError
-        self._answered = True
         head = connection.head
         closing = not self.keep_alive or self._must_close()
         if connection.buffered and connection.complete and record.outcome == "first_try" and head.dated and not closing:
             # Most answers, in one piece: small, complete, at the first try.
+            self._answered = True
             transport.write(
                 b"%b%b\r\nx-sidecar-session: %b\r\n%bContent-Length: %d\r\n\r\n%b"
                 % (
@@ -91,22 +91,22 @@ class PassedOn(OwnAnswers):
             record.response_bytes = len(connection.body)
             self._give_back(connection)
             return None
-        framing, chunked = relay.framing_of(
-            connection, head_request=self._request.method == "HEAD", http10=self._request.http10
-        )
-        if closing:
-            framing += b"Connection: close\r\n"
+        framing = relay.framing_of(connection, head_request=self._request.method == "HEAD", http10=self._request.http10)
         own_lines = relay.sidecar_lines(record, upstream.answer_lines)
         if not head.dated:
             own_lines += self._proxy.date_line
-        begun = relay.response_head(connection, own_lines, framing)
-        if connection.complete and not chunked and not connection.waiting:
+        close_line = b"Connection: close\r\n" if closing else b""
+        begun = relay.response_head(connection, own_lines, framing.line + close_line)
+        if connection.complete and not framing.chunked and not connection.waiting:
+            framing.check(len(connection.body))
+            self._answered = True
             transport.write(begun + connection.body)
             record.response_bytes = len(connection.body)
             self._give_back(connection)
             return None
+        self._answered = True
         transport.write(begun)
-        return relay.AppSink(transport, chunked=chunked)
+        return relay.AppSink(transport, framing)
 
     async def _stream(self, sink: relay.AppSink) -> None:
         connection = self._connection

@@ -147,6 +147,7 @@ class Proxy:
             self._make_breaker,
             registry,
             self._stages,
+            self.signals.surplus,
         )
 
     def _sweep(self, now: float) -> None:

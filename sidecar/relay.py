@@ -2,13 +2,15 @@
 
 Law: every head is serialised anew with our own framing (R16). An answer that is not complete never looks
 complete (R13): the connection is aborted instead. Bytes are pushed as they arrive; when the app reads slowly the
-upstream is paused, never buffered.
+upstream is paused, never buffered. What a head has announced is counted byte by byte as it is written: if more or
+fewer come, that is a fault of the sidecar, and the connection is cut instead of going out of step.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sidecar.answers import status_line
@@ -49,16 +51,38 @@ def response_head(connection: UpstreamConnection, own_lines: bytes, framing: byt
     )
 
 
-def framing_of(connection: UpstreamConnection, *, head_request: bool, http10: bool) -> tuple[bytes, bool]:
-    """The framing line for the app, and whether the body is chunked towards it."""
+class WrongLength(Exception):
+    """What was about to be written is not what the head announces: a fault of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How the app will know where the answer ends."""
+
+    line: bytes
+    chunked: bool = False
+    length: int | None = None
+    """Bytes of the body; None when it says itself where it ends."""
+
+    def check(self, count: int) -> None:
+        if self.length is not None and self.length != count:
+            raise WrongLength(f"the head announces {self.length} bytes, the body has {count}")
+
+
+CHUNKED = Framing(b"Transfer-Encoding: chunked\r\n", chunked=True)
+UNTIL_CLOSE = Framing(b"")
+
+
+def framing_of(connection: UpstreamConnection, *, head_request: bool, http10: bool) -> Framing:
+    """Towards the app."""
     head = connection.head
     assert head is not None
-    if head.content_length is not None and connection.status != 204:
-        return b"Content-Length: %d\r\n" % head.content_length, False
-    if head_request or connection.status in (204, 304) or http10:
-        # No body follows, or (HTTP/1.0) its end is the end of the connection.
-        return b"", False
-    return b"Transfer-Encoding: chunked\r\n", True
+    length, bodyless = head.content_length, head_request or connection.status in (204, 304)
+    if length is not None and connection.status != 204:
+        return Framing(b"Content-Length: %d\r\n" % length, length=0 if bodyless else length)
+    if bodyless:
+        return Framing(b"", length=0)
+    return UNTIL_CLOSE if http10 else CHUNKED
 
 
 def interim(status: int, reason: bytes, fields: ResponseFields, via_line: bytes) -> bytes:
@@ -71,17 +95,21 @@ def interim(status: int, reason: bytes, fields: ResponseFields, via_line: bytes)
 class AppSink:
     """Pushes body bytes into the app's connection."""
 
-    __slots__ = ("chunked", "count", "full", "transport")
+    __slots__ = ("chunked", "count", "framing", "full", "transport")
 
-    def __init__(self, transport: asyncio.Transport, *, chunked: bool) -> None:
+    def __init__(self, transport: asyncio.Transport, framing: Framing) -> None:
         self.transport = transport
-        self.chunked = chunked
+        self.framing = framing
+        self.chunked = framing.chunked
         self.count = 0
         self.full = False  # kept by the connection's pause_writing and resume_writing
 
     def body(self, data: bytes) -> bool:
         size = len(data)
         self.count += size
+        length = self.framing.length
+        if length is not None and self.count > length:
+            return self.full  # not a byte more; `end` says what this is
         transport = self.transport
         if not self.chunked:
             transport.write(data)
@@ -97,6 +125,8 @@ class AppSink:
         return self.transport.get_write_buffer_size()
 
     def end(self, trailers: list[tuple[bytes, bytes]]) -> None:
+        """Raises WrongLength."""
+        self.framing.check(self.count)
         if self.chunked:
             self.transport.write(b"0\r\n%b\r\n" % (trailer_lines(trailers) if trailers else b""))
 

@@ -204,6 +204,7 @@ class Collected:
         yield from simple(names.RETRIES, self._per_word(lambda tally: tally.retries))
         yield from simple(names.SUPPRESSED_RETRIES, self._per_word(lambda tally: tally.suppressed))
         yield from timed(names.CONNECTION_WAIT, (((u,), t.connection_wait, 0, 0) for u, t in self._tallies()))
+        yield from simple(names.UPSTREAM_SURPLUS, (((u,), t.surplus) for u, t in self._tallies()))
 
     def _of_breakers(self, living: Iterable[Metric]) -> Iterator[Metric]:
         tallies = self._tallies

@@ -155,6 +155,9 @@ GATE_PAUSES = _counter("rate_limit_gate_pauses", "upstream", "Times a 429 paused
 DOWNSTREAM_CONNECTIONS = _gauge("downstream_connections", "", "Open connections of the app.")
 UPSTREAM_CONNECTIONS = _gauge("upstream_connections", "upstream state", "Connections to an upstream, active or idle.")
 UPSTREAM_CONNECTS = _counter("upstream_connects", "upstream result", "Attempts to open a connection to an upstream.")
+UPSTREAM_SURPLUS = _counter(
+    "upstream_surplus", "upstream", "Connections closed because an upstream sent more than its answer."
+)
 CONNECTION_WAIT = _histogram(
     "upstream_connection_wait_seconds", "upstream", "Time a request waited for a new connection.", FAST_BUCKETS
 )
@@ -251,6 +254,7 @@ class Event:
     DLQ_ESCALATED = "sidecar.dlq.escalated"
     CONFIG = "sidecar.config.reloaded"
     DEMOTED = "sidecar.interception.demoted"
+    SURPLUS = "sidecar.upstream.surplus"
     INTERNAL_ERROR = "sidecar.internal_error"
     TELEMETRY = "sidecar.telemetry"
     SUPPRESSED = "sidecar.log.suppressed"

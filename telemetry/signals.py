@@ -36,6 +36,7 @@ _ERROR_RECORD_RATE, _ERROR_RECORD_BURST = 50.0, 500.0
 _CLOSE_WITHIN = 5.0
 _EXPIRE_EVERY = 60.0
 _TRANSITIONS = 1_000
+_SURPLUS_TOLD_EVERY = 60.0
 # What is left out of files, in the line that tells of it.
 _ERROR_RECORD, _EVENT_FILE = "error record", "event in telemetry.events.file"
 
@@ -232,6 +233,21 @@ class Signals:
         body = f"breaker of {upstream} would have opened, monitor_only is on" + (f": {why}" if why else "")
         facts = {"upstream": upstream, "endpoint": endpoint, "why": why}
         self._log_facts("warn", Event.BREAKER, body, facts, self._wall_now())
+
+    def surplus(self, upstream: str, endpoint: str) -> None:
+        """An upstream sent more than its answer. It may do so with every answer: told now and then, with the count."""
+        tally, now = self.metrics.tally(upstream), self._monotonic()
+        tally.surplus += 1
+        if tally.surplus_told is not None and now < tally.surplus_told + _SURPLUS_TOLD_EVERY:
+            return
+        tally.surplus_told = now
+        body = (
+            f"{upstream} sent bytes behind the end of its answer, or without being asked. They were dropped and the "
+            f"connection was closed ({tally.surplus} times so far). What it announces (Content-Length) and what it "
+            "sends do not agree, or it tries to answer other requests than its own: look at what runs there"
+        )
+        facts = {"upstream": upstream, "endpoint": self.redactor.url(endpoint), "count": tally.surplus}
+        self._log_facts("warn", Event.SURPLUS, body, facts, self._wall_now())
 
     def config_changed(self, ok: bool, summary: str, *, at_run_time: bool = False, **facts: Any) -> None:
         """A reload came into force, or was refused. `summary` says what changed or what is wrong. What was set

@@ -77,6 +77,8 @@ class Tally:
         "sessions",
         "success",
         "suppressed",
+        "surplus",
+        "surplus_told",
         "tunnels",
         "would_open",
     )
@@ -99,6 +101,9 @@ class Tally:
         self.rejections = 0
         self.probes: dict[str, int] = dict.fromkeys(names.RESULTS, 0)
         self.would_open = 0
+        self.surplus = 0
+        self.surplus_told: float | None = None
+        """When it was in the log last."""
         self.caller_resends = 0
         self.request_bytes = 0
         self.response_bytes = 0
@@ -113,6 +118,7 @@ class Tally:
             or self.attempts
             or self.rejections
             or self.would_open
+            or self.surplus
             or self.caller_resends
             or any(self.suppressed.values())
         )

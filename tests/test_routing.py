@@ -320,7 +320,7 @@ def fields(*lines: tuple[bytes, bytes]) -> Request:
 
 def response_fields(*lines: tuple[bytes, bytes]) -> ResponseFields:
     """What is found in the head of a response with these fields."""
-    connection = UpstreamConnection(None, SimpleNamespace(watched=set()), Turn(None), 65_536, 65_536, 60)
+    connection = UpstreamConnection(None, SimpleNamespace(watched=set()), Turn(None), 65_536, 65_536, 60, list)
     connection.begin(SimpleNamespace(wake=lambda: None), bodyless=True, deadline=1.0)
     connection.data_received(b"HTTP/1.1 200 OK\r\n" + b"".join(b"%b: %b\r\n" % line for line in lines) + b"\r\n")
     assert connection.head is not None

@@ -72,6 +72,7 @@ CONTRACT = {
     "upstream_connections": "upstream state",
     "upstream_connects_total": "upstream result",
     "upstream_connection_wait_seconds": "upstream",
+    "upstream_surplus_total": "upstream",
     "tunnels_total": "upstream result",
     "request_bytes_total": "upstream",
     "response_bytes_total": "upstream",

@@ -144,7 +144,7 @@ async def test_frames_that_come_with_the_101_are_not_lost_however_many(tunnellin
 async def test_a_connection_holds_what_comes_between_the_101_and_its_tunnel() -> None:
     loop = asyncio.get_running_loop()
     connection = UpstreamConnection(
-        loop, Ticker(loop), Turn(loop), head_limit=65_536, buffer_limit=65_536, body_idle=60
+        loop, Ticker(loop), Turn(loop), head_limit=65_536, buffer_limit=65_536, body_idle=60, on_surplus=list
     )
     woken: list[bool] = []
     owner = SimpleNamespace(wake=lambda: woken.append(connection.switched))

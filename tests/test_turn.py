@@ -172,7 +172,7 @@ async def test_a_turn_that_ended_leaves_nothing_behind(turn: Turn) -> None:
 def asked(turn: Turn, transport: Recorder, *, reused: bool = False) -> tuple[UpstreamConnection, list[Any]]:
     """A connection whose request was written in this turn, and what its exchange was woken with."""
     ticker: Any = SimpleNamespace(watched=set())
-    connection = UpstreamConnection(asyncio.get_running_loop(), ticker, turn, 65_536, 65_536, 60)
+    connection = UpstreamConnection(asyncio.get_running_loop(), ticker, turn, 65_536, 65_536, 60, list)
     connection.connection_made(transport)
     transport.told.clear()
     woken: list[Any] = []

@@ -184,6 +184,13 @@ def _pool() -> Line:
                 ),
                 colors=ENDING_IN_RESULT,
             ),
+            series(
+                "Answers with surplus bytes",
+                "Connections closed because the upstream sent more than its answer. Not 0: its lengths are wrong, "
+                "or something there forges answers; the log names the endpoint.",
+                "short",
+                Query("sum by (upstream) (increase(sidecar_upstream_surplus_total{$S}[$W]))", "{{upstream}}"),
+            ),
         ],
     )
 

@@ -5,10 +5,15 @@ head, status and version checks, which answers are completed before they are rel
 the body yet. Callbacks run inside `feed_data`: they only take notes. A fault is raised there and told by the
 connection, and the exchange is woken when the parser has seen all bytes, so that nobody uses a connection before
 what came behind the answer is known.
+
+One connection, one answer at a time: llhttp would go on with whatever lies behind the end of an answer, as if it were
+the next one. Its first byte is surplus. It stops the parser there, belongs to nobody, and is the last that is read from
+that connection. Only line ends are none: parsers skip them between messages (RFC 9112, 2.2).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import httptools
@@ -28,6 +33,8 @@ from sidecar.turn import Gathering
 # Body bytes that may wait here between the head and the moment the exchange takes over.
 WAITING_BODY = 262_144
 _LINE_END = 2
+_BODYLESS = frozenset({204, 304})
+_HEAD_END = b"\r\n\r\n"
 
 
 class Sink(Protocol):
@@ -59,6 +66,7 @@ class AnswerReader:
     __slots__ = (
         "_bodyless",
         "_buffer_limit",
+        "_ends_with_head",
         "_fault",
         "_fields",
         "_head_bytes",
@@ -77,11 +85,13 @@ class AnswerReader:
         "complete",
         "head",
         "keep_alive",
+        "on_surplus",
         "owner",
         "ready",
         "reason",
         "received",
         "status",
+        "surplus",
         "switched",
         "trailers",
         "transport",
@@ -90,6 +100,8 @@ class AnswerReader:
 
     _bodyless: bool
     _buffer_limit: int
+    _ends_with_head: bool
+    """The answer is one without a body, whatever its head announces."""
     _fault: str | None
     _fields: ResponseFields
     _head_bytes: int
@@ -109,11 +121,14 @@ class AnswerReader:
     complete: bool
     head: ResponseFields | None
     keep_alive: bool
+    on_surplus: Callable[[], None]
     owner: Owner | None
     ready: bool
     reason: bytes
     received: int
     status: int
+    surplus: bool
+    """The upstream has sent more than its answer."""
     switched: bool
     trailers: list[tuple[bytes, bytes]]
     transport: Gathering | None
@@ -121,14 +136,15 @@ class AnswerReader:
 
     def on_message_begin(self) -> None:
         if self.complete:
-            self.keep_alive = False  # the beginning of something nobody asked for, already inside the parser
+            raise self.found_surplus()
 
     def on_status(self, reason: bytes) -> None:
-        if not self.complete:
-            self.reason += reason
+        self.reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.head is not None:
+            if self.complete:
+                raise self.found_surplus()
             self.trailers.append((name, value))
             self._unusual = True
             return
@@ -150,8 +166,6 @@ class AnswerReader:
             fields.special(kind, value)
 
     def on_headers_complete(self) -> None:
-        if self.complete:
-            return
         status = self._parser.get_status_code()
         if status < 200:
             self._interim_seen = self._unusual = True
@@ -173,9 +187,11 @@ class AnswerReader:
         self.head = head
         self._head_bytes = 0
         self.keep_alive = self._parser.should_keep_alive()
-        if self._bodyless or status == 204 or status == 304 or self.switched:
+        if self._bodyless or status in _BODYLESS or self.switched:
             # llhttp would wait for the announced body; a new parser reads the next answer instead.
             self._parser = httptools.HttpResponseParser(self)
+            self._ends_with_head = not self.switched
+            self._unusual = True
             self.complete = True
             self.ready = True
             return
@@ -217,10 +233,12 @@ class AnswerReader:
                 # Here and not in the exchange: whole bodies would arrive before its coroutine runs.
                 self._pause()
         else:
-            self.keep_alive = False  # body bytes behind a bodyless answer
+            raise self.found_surplus()
 
     def on_message_complete(self) -> None:
         if self.complete:
+            if self._ends_with_head and self._fields.transfer_encoding is not None and self.status not in _BODYLESS:
+                self.found_surplus()  # the last chunk of a body that a HEAD does not have
             return
         if self.head is None:  # a 1xx
             fields, reason, self._fields, self.reason = self._fields, self.reason, ResponseFields(), b""
@@ -243,9 +261,28 @@ class AnswerReader:
         self._left = 0
         self._parser = httptools.HttpResponseParser(self)  # the old one still waits for this body
         if len(data) > left:
-            self.keep_alive = False  # bytes nobody asked for
+            self.found_surplus()
         self.on_body(data[:left])
         self.on_message_complete()
+
+    def found_surplus(self) -> ValueError:
+        """Tells of it, once. The exception is for callbacks, where it stops llhttp."""
+        self.keep_alive = False
+        if not self.surplus:
+            self.surplus = True
+            self.on_surplus()
+        return ValueError("bytes behind the end of the answer")
+
+    def look_behind(self, data: bytes) -> None:
+        """`data` has brought an answer that is more than a small body: what comes next is not for the parser, if its
+        end is known without it."""
+        head = self.head
+        if self._ends_with_head:
+            # The parser takes what follows for a body: it may keep the beginning of a chunk without a word.
+            if not _HEAD_END.endswith(data[-len(_HEAD_END) :]):
+                self.found_surplus()
+        elif not self.complete and head is not None and head.content_length is not None:
+            self._left = head.content_length - self.received
 
     def _refuse(self, fault: str) -> ValueError:
         """llhttp stops at any exception; `data_received` turns the fault into the failure."""

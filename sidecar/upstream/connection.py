@@ -2,7 +2,8 @@
 
 Law: a connection carries one attempt at a time and knows nothing about retries, apps or telemetry. Everything
 that can go wrong here becomes one `AttemptFailed` in `failure`. How an answer is read is in `answer.py`; this file
-owns the transport, the time an attempt may take, and the end of a connection.
+owns the transport, the time an attempt may take, and the end of a connection. A connection on which more came than was
+asked for carries no further attempt, whenever it came; whoever made it is told once.
 
 The exchange, not the connection, gives a connection back to its pool: returning it when the parser sees the end
 would let another exchange reset it before the first one has read the result.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from typing import cast
 
 import httptools
@@ -24,6 +26,8 @@ from sidecar.upstream.answer import WAITING_BODY, AnswerReader, Owner, Sink
 from telemetry.record import CONNECTED, PARTLY_SENT, SENT
 
 _NO_PARSER = httptools.HttpResponseParser(object())
+# What a server may say on a connection that nobody uses, before it closes it (RFC 9110, 15.5.9).
+_GOOD_BYE = (b"HTTP/1.1 408 ", b"HTTP/1.0 408 ")
 
 
 class UpstreamConnection(AnswerReader, asyncio.Protocol):
@@ -62,8 +66,10 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         head_limit: int,
         buffer_limit: int,
         body_idle: float,
+        on_surplus: Callable[[], None],
     ) -> None:
         self._loop = loop
+        self.on_surplus = on_surplus
         self._ticker = ticker
         self._turn = turn
         self.configure(head_limit, buffer_limit, body_idle)
@@ -91,6 +97,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         self._eof = False
         self._in_one = False
         self._fault = None
+        self.surplus = False
         self._reset_unusual()
 
     # ---- an attempt ------------------------------------------------------------------------------------------
@@ -126,6 +133,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
     def _reset_unusual(self) -> None:
         """What only streams, trailers and interim answers touch; not worth setting for every small answer."""
         self._unusual = False
+        self._ends_with_head = False
         self.trailers = []
         self._interim_seen = False
         self._left = 0
@@ -295,6 +303,14 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
             return "the request body stopped moving"
         return "no response head arrived in time"
 
+    def _broken_by(self, error: httptools.HttpParserError) -> bool:
+        """False if the answer was complete when the parser stopped: what is wrong lies behind it."""
+        if self.complete:
+            self.found_surplus()
+            return False
+        self.fail(AttemptFailed("PROTOCOL_ERROR", self._fault or f"not valid HTTP: {error}", self.phase))
+        return True
+
     # ---- the transport's side --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -354,14 +370,17 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
                 self.tail += data  # the new protocol speaks before the tunnel has taken over
                 return
             # Nothing was asked: whatever this is, it must not become the answer to the next request.
-            self.keep_alive = False
+            if self.busy or not data.startswith(_GOOD_BYE):
+                self.found_surplus()
             if not self.busy:
                 self.abort()
             return
         self._progress = True
         if not self.answering:
             if self.reused and self._in_one and self.transport is not None and self.transport.pending:
-                # Nothing was asked yet, as above. Most often it says good-bye: a 408, and the end of the connection.
+                # Nothing was asked yet, as above.
+                if not data.startswith(_GOOD_BYE):
+                    self.found_surplus()
                 told = "the upstream spoke on a kept connection before it was asked"
                 self.fail(AttemptFailed("CONNECTION_RESET", told, CONNECTED, stale=True))
                 return
@@ -381,14 +400,11 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         except httptools.HttpParserUpgrade as switch:
             self.tail = data[switch.args[0] :]
         except httptools.HttpParserError as error:
-            self.keep_alive = False
-            if not self.complete:
-                self.fail(AttemptFailed("PROTOCOL_ERROR", self._fault or f"not valid HTTP: {error}", self.phase))
+            if self._broken_by(error):
                 return
         if self.ready:
-            head = self.head
-            if not self.complete and head is not None and head.content_length is not None:
-                self._left = head.content_length - self.received
+            if not self.buffered:
+                self.look_behind(data)
             if self.owner is not None:
                 self.owner.wake()
             return

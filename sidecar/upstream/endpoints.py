@@ -221,7 +221,7 @@ class UpstreamState:
         pool = self.pools.get(key)
         if pool is None:
             context = self._context(origin)
-            pool = self.pools[key] = Pool(self._wiring, origin, self.timeouts, context, server_name, proxy)
+            pool = self.pools[key] = Pool(self._wiring, self.label, origin, self.timeouts, context, server_name, proxy)
             if len(self.pools) > MOST_POOLS:
                 self._drop_one_unused_pool(keep=pool)
         return pool

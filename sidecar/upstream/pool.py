@@ -46,6 +46,8 @@ class Wiring:
     """Settings, the upstream's label, the endpoint's label → a breaker whose changes are told to telemetry."""
     registry: Mapping[str, ErrorCode]
     stages: StageBudgets
+    on_surplus: Callable[[str, str], None]
+    """Hears the labels of an upstream and its endpoint that sent more than its answer."""
 
 
 class Pool:
@@ -58,6 +60,7 @@ class Pool:
         "_successor",
         "_timeouts",
         "_tls",
+        "_upstream",
         "_wiring",
         "active",
         "closed",
@@ -70,13 +73,16 @@ class Pool:
     def __init__(
         self,
         wiring: Wiring,
+        upstream: str,
         origin: Origin,
         timeouts: Timeouts,
         tls: ResumingContext | None = None,
         server_name: str | None = None,
         proxy: ParentProxy | None = None,
     ) -> None:
+        """`upstream` is the label of the one that it belongs to."""
         self._wiring = wiring
+        self._upstream = upstream
         self._proxy = proxy
         self.origin = origin
         self.label = origin.label
@@ -93,7 +99,7 @@ class Pool:
     def under(self, wiring: Wiring, timeouts: Timeouts) -> Pool:
         """The pool of the same origin under other settings. Idle connections go there at once, those in use when their
         exchange gives them back: it ends, and dials if it has to, under the settings it began with."""
-        pool = Pool(wiring, self.origin, timeouts, self._tls, self._server_name, self._proxy)
+        pool = Pool(wiring, self._upstream, self.origin, timeouts, self._tls, self._server_name, self._proxy)
         pool.connects, pool.connect_failures = self.connects, self.connect_failures
         pool._idle, self._idle = self._idle, []
         for connection in pool._idle:
@@ -138,6 +144,7 @@ class Pool:
                 limits.head_bytes,
                 limits.buffer_response_bytes,
                 self._timeouts.body_idle,
+                self._surplus,
             )
             made.append(connection)
             return connection
@@ -214,6 +221,9 @@ class Pool:
         for connection in self._idle:
             connection.abort()
         self._idle.clear()
+
+    def _surplus(self) -> None:
+        self._wiring.on_surplus(self._upstream, self.label)
 
     def _remember_session(self, connection: UpstreamConnection) -> None:
         if self._tls is not None and connection.transport is not None:
