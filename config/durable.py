@@ -13,16 +13,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from config.fields import Bytes, CodeName, Count, Delay, Flag, HeaderName, Method, Seconds, Section
+from config.operations import SecretPath
 
 
 def _off(given: Any) -> Any:
     return "off" if given is False else given  # YAML 1.1 reads a bare `off` as false
-
-
-def _path_pattern(text: str) -> str:
-    if not text.startswith("/"):
-        raise ValueError("the pattern of a path begins with `/`, as in /hooks/{id}")
-    return text
 
 
 def _web_url(text: str) -> str:
@@ -37,7 +32,6 @@ def _lookup_url(text: str) -> str:
     return _web_url(text)
 
 
-PathPattern = Annotated[str, AfterValidator(_path_pattern)]
 WebUrl = Annotated[str, AfterValidator(_web_url)]
 
 
@@ -65,7 +59,7 @@ class DeadLetter(Section):
     dedupe_window: Delay = 60.0
     """The same request failing again within this many seconds updates its entry instead of making another. With an
     idempotency key it always does. 0: requests without a key are never taken for the same."""
-    redact_paths: tuple[PathPattern, ...] = ()
+    redact_paths: tuple[SecretPath, ...] = ()
     """Paths with secrets in them: `/hooks/{id}` hides one segment in listings, `/services/{**}` all that follow."""
 
 

@@ -2,6 +2,8 @@
 
 A pattern is matched against the path that the upstream will see, without the query, byte for byte. `{id}` and `*`
 stand for one or more characters within a segment, `**` (last segment only) for everything that follows, or nothing.
+Law: matching is linear in the length of the path, whatever the pattern. The text behind a placeholder is looked for
+once, from the left, and where it is found is final; only the last one of a segment has to stand at its end.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from config.fields import Flag, Method, Name, Section
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}|\*")
 _LITERAL = re.compile(r"(?:[A-Za-z0-9._~!$&'()+,;=:@-]|%[0-9A-Fa-f]{2})*")
 EVERY_PATH = "/**"
+EVERY_SECRET = "/{**}"
 
 
 def canonical_path_pattern(text: str) -> str:
@@ -56,16 +59,30 @@ def _check_segment(segment: str) -> None:
 def path_regex(pattern: str) -> re.Pattern[str]:
     """The pattern as a regular expression for `fullmatch` on a path without its query."""
     head, rest = (pattern[: -len(EVERY_PATH)], "(?:/.*)?") if pattern.endswith(EVERY_PATH) else (pattern, "")
-    pieces, position = [], 0
-    for placeholder in _PLACEHOLDER.finditer(head):
-        pieces += [re.escape(head[position : placeholder.start()]), "[^/]+"]
-        position = placeholder.end()
-    return re.compile("".join([*pieces, re.escape(head[position:]), rest]), re.DOTALL)
+    return re.compile("/".join(map(segment_regex, head.split("/"))) + rest, re.DOTALL)
 
 
-PathPattern = Annotated[
-    str, AfterValidator(canonical_path_pattern), WithJsonSchema({"type": "string", "pattern": "^/"})
-]
+def segment_regex(segment: str) -> str:
+    """One segment, of a pattern that was checked, as the source of a regular expression. What an atomic group `(?>…)`
+    has found is never looked for again further right, which would not help: more is left when it is found early."""
+    first, *others = map(re.escape, _PLACEHOLDER.split(segment))
+    if not others:
+        return first
+    return first + "".join(f"(?>[^/]+?{text})" for text in others[:-1]) + f"[^/]+{others[-1]}"
+
+
+def _secret_path(text: str) -> str:
+    """A path pattern, or one that ends in `/{**}`."""
+    head = text.removesuffix(EVERY_SECRET)
+    if head or text != EVERY_SECRET:
+        canonical_path_pattern(head)
+    return text
+
+
+_BEGINS_WITH_A_SLASH = {"type": "string", "pattern": "^/"}
+PathPattern = Annotated[str, AfterValidator(canonical_path_pattern), WithJsonSchema(_BEGINS_WITH_A_SLASH)]
+SecretPath = Annotated[str, AfterValidator(_secret_path), WithJsonSchema(_BEGINS_WITH_A_SLASH)]
+"""A path that is a credential itself: what its placeholders stand for is hidden, with `{**}` all that follows."""
 
 
 class Operation(Section):

@@ -25,8 +25,8 @@ _SECRET_VALUE = re.compile(
     re.IGNORECASE,
 )
 _PAIR = re.compile(r"(?<![\w-])([\w-]++)\s*+[=:]")  # `name=value`, in a query or alone
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*+://[^/?#\s]*+)[/?#]\S++")
-_OPAQUE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+=_-]{24,}")  # long and random looking, no dots or slashes
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}+://[^/?#\s]*+)[/?#]\S++")
+_OPAQUE = re.compile(r"[A-Za-z0-9+=_-]{24,}")  # no dots or slashes
 
 _NEEDS_QUOTES = re.compile(
     r"|[+-]?[0-9]+(\.[0-9]*)?|true|false|yes|no|on|off|null|~", re.IGNORECASE
@@ -106,11 +106,18 @@ def _is_no_place(name: str) -> bool:
 
 
 def _is_secret(text: str) -> bool:
-    if _SECRET_VALUE.search(text) or _OPAQUE.search(text) or has_credential_shape(text):
+    if _SECRET_VALUE.search(text) or _looks_random(text) or has_credential_shape(text):
         return True
     if "@" in text and (":" in text[: text.rindex("@")]):  # user and password, even in a url that is written wrongly
         return True
     return any(is_credential_name(found[1]) for found in _PAIR.finditer(text))
+
+
+def _looks_random(text: str) -> bool:
+    """Something long without a break, and from there on letters and digits."""
+    long = _OPAQUE.search(text)
+    rest = "" if long is None else text[long.start() :]
+    return any(map(str.isdecimal, rest)) and any(map(str.isalpha, rest))
 
 
 def _text_of(value: object) -> str:

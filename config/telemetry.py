@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from config.fields import Bytes, Count, FilePath, Flag, Length, Seconds, Section
+from config.operations import SecretPath
 
 
 class Log(Section):
@@ -52,9 +53,9 @@ class Telemetry(Section):
     redact_query: tuple[str, ...] = ()
     """Names of query parameters whose values are hidden in logs, traces and listings, besides the usual ones such as
     `token`, `key` and `signature`. Case does not matter."""
-    redact_paths: tuple[str, ...] = ()
-    """Patterns of paths whose `{…}` and `*` segments are hidden in logs, traces and listings, as in
-    /hooks/{secret}/deliver: for addresses that are a credential themselves."""
+    redact_paths: tuple[SecretPath, ...] = ()
+    """Paths that are a credential themselves: segments with a `{…}` are hidden in logs, traces and listings, as in
+    /hooks/{secret}/deliver, and with `/{**}` at the end all that follow. What `*` stands for is shown."""
     own_otlp: Flag = False
     """Whether the application's own telemetry (OTLP over HTTP: /v1/traces, /v1/metrics, /v1/logs) is retried, kept and
     traced like any other request. Without it, it just passes: telemetry about telemetry has no end."""

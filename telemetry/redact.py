@@ -10,7 +10,7 @@ the text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import unquote
 
 from config.credentials import (
@@ -20,12 +20,14 @@ from config.credentials import (
     is_credential_name,
     value_looks_secret,
 )
+from config.operations import segment_regex
 
 MASK = "REDACTED"
 _LONGEST_TEXT = 2_000
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{1,15}://[^\s\"'<>`]+")
-_USERINFO = re.compile(r"[^\s/@:\"']{1,64}:[^\s/@\"']{1,256}@(?=[\w\[])")  # `user:password@host` without a scheme
+# `user:password@host` without a scheme: what stands before an `@`, from its beginning on.
+_BEFORE_AT = re.compile(r"(?<![^\s/@\"'])([^\s/@\"']++)@(?=[\w\[])")
 _SCHEME = re.compile(r"\b(Bearer|Basic|Digest|Negotiate|ApiKey)\s+[A-Za-z0-9._~+/=\-]{4,}", re.IGNORECASE)
 # Fields whose value may be several words: all of the line goes.
 _FIELD = re.compile(
@@ -40,14 +42,15 @@ _VALUE = re.compile(r"\"[^\"]{0,2000}\"|'[^']{0,2000}'|[^\s,;&\"'})\]]+")
 
 class Redactor:
     """Hides secrets. `query` are further parameter names, `paths` patterns of paths with secrets in them:
-    `/hooks/{id}` hides one segment, `/services/{**}` all that follow; `*` stands for any one segment."""
+    `/hooks/{id}` hides one segment, `/bot{token}` too, `/services/{**}` all that follow; what `*` stands for is
+    shown. A path is judged by all that an upstream may make of it: case, dots and empty segments hide nothing."""
 
     def __init__(self, query: Iterable[str] = (), paths: Iterable[str] = ()) -> None:
         self.configure(query, paths)
 
     def configure(self, query: Iterable[str], paths: Iterable[str]) -> None:
         self._names = frozenset(name.lower() for name in query)
-        self._paths = tuple(tuple(part for part in path.split("/") if part) for path in paths)
+        self._paths = tuple(map(_SecretPath, paths))
 
     # ---- urls ----------------------------------------------------------------------------------------------------
 
@@ -69,14 +72,15 @@ class Redactor:
         """A path, its secret segments hidden, wherever in it a pattern is found: a route may stand before it. A
         segment that looks like a credential needs no pattern."""
         segments = path.split("/")
-        decoded = [unquote(segment) for segment in segments]
-        for index, segment in enumerate(decoded):
-            if has_credential_shape(segment):
-                segments[index] = MASK
-        for pattern in self._paths:
-            for start in range(len(segments)):
-                for index in _hidden(pattern, decoded, start):
-                    segments[index] = MASK
+        hidden = {index for index, segment in enumerate(segments) if has_credential_shape(unquote(segment))}
+        if self._paths:
+            pieces = list(_pieces(segments))
+            readings = [pieces] if all(piece != ".." for piece, _ in pieces) else [pieces, _resolved(pieces)]
+            for pattern in self._paths:
+                for reading in readings:
+                    hidden |= pattern.hides(reading)
+        for index in hidden:
+            segments[index] = MASK
         return "/".join(segments)
 
     def query(self, query: str) -> str:
@@ -121,7 +125,7 @@ class Redactor:
         if len(text) > _LONGEST_TEXT:
             text = text[:_LONGEST_TEXT] + "…"
         text = _URL.sub(self._url_in_text, text)
-        text = _USERINFO.sub(f"{MASK}:{MASK}@", text)
+        text = _BEFORE_AT.sub(lambda found: f"{MASK}:{MASK}@" if ":" in found[1] else found[0], text)
         text = _FIELD.sub(lambda found: f"{found[1]}{found[2]} {MASK}", text)
         text = _SCHEME.sub(lambda found: f"{found[1]} {MASK}", text)
         text = self._without_pairs(text)
@@ -168,18 +172,52 @@ def _without_shapes(text: str) -> str:
     return "".join((*pieces, text[done:]))
 
 
-def _hidden(pattern: tuple[str, ...], segments: list[str], start: int) -> list[int]:
-    """Indexes of the segments that a pattern hides when it begins at `start`; none when it does not match there."""
-    hidden: list[int] = []
-    index = start
-    for part in pattern:
-        if part in ("**", "{**}"):
-            return hidden + (list(range(index, len(segments))) if part == "{**}" else [])
-        if index >= len(segments) or not segments[index]:
-            return []
-        if part.startswith("{") and part.endswith("}"):
-            hidden.append(index)
-        elif part not in ("*", segments[index]):
-            return []
-        index += 1
-    return hidden
+# ---- paths that are secrets ------------------------------------------------------------------------------------------
+
+_Pieces = list[tuple[str, int]]
+
+
+def _pieces(segments: list[str]) -> Iterator[tuple[str, int]]:
+    """The segments as some upstream may read them, each with the place of the segment it is of: decoded twice, in
+    lower case, without parameters behind a `;`, cut at an encoded slash, without those that stand for nothing."""
+    for index, segment in enumerate(segments):
+        for piece in unquote(unquote(segment)).lower().replace("\\", "/").split("/"):
+            if piece not in ("", "."):
+                yield piece.partition(";")[0] or piece, index
+
+
+def _resolved(pieces: _Pieces) -> _Pieces:
+    """What is left of them where `..` takes the one before away."""
+    left: _Pieces = []
+    for piece in pieces:
+        if piece[0] != "..":
+            left.append(piece)
+        elif left:
+            left.pop()
+    return left
+
+
+class _SecretPath:
+    """One pattern, ready to be looked for."""
+
+    __slots__ = ("_all_behind", "_parts")
+
+    def __init__(self, pattern: str) -> None:
+        parts = [part for part in pattern.split("/") if part]
+        self._all_behind = parts[-1:] == ["{**}"]
+        if parts[-1:] in (["**"], ["{**}"]):
+            parts.pop()
+        self._parts = [(re.compile(segment_regex(unquote(part).lower()), re.DOTALL), "{" in part) for part in parts]
+
+    def hides(self, pieces: _Pieces) -> set[int]:
+        """The places of the segments that it hides, wherever among them it is found."""
+        hidden: set[int] = set()
+        length, first_behind = len(self._parts), len(pieces)
+        for start in range(len(pieces) - length + 1):
+            if not all(part.fullmatch(pieces[start + at][0]) for at, (part, _) in enumerate(self._parts)):
+                continue
+            hidden.update(pieces[start + at][1] for at, (_, secret) in enumerate(self._parts) if secret)
+            first_behind = min(first_behind, start + length)
+        if self._all_behind:
+            hidden.update(place for _, place in pieces[first_behind:])
+        return hidden

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from config.durable import DeadLetter, DeadLetterStore, NotificationId, Outbox, Reconcile, Replay
+from config.telemetry import Telemetry
 
 
 def test_every_section_works_without_a_word() -> None:
@@ -24,7 +25,9 @@ def test_an_off_that_yaml_reads_as_false_is_off() -> None:
 @pytest.mark.parametrize(
     ("section", "given", "message"),
     [
-        (DeadLetter, {"redact_paths": ["hooks"]}, "begins with `/`"),
+        (DeadLetter, {"redact_paths": ["hooks"]}, "begins with a slash"),
+        (DeadLetter, {"redact_paths": ["/a/{**}/b"]}, "a segment of its own"),
+        (Telemetry, {"redact_paths": ["hooks/{id}"]}, "begins with a slash"),
         (DeadLetter, {"unknown": 1}, "Extra inputs"),
         (DeadLetterStore, {"notify_url": "ftp://x"}, "http:// or https://"),
         (DeadLetterStore, {"max_bytes": 10}, "greater than or equal to 1048576"),

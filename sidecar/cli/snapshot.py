@@ -15,7 +15,7 @@ from typing import Any
 from sidecar.cli.admin import Admin
 
 _SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'(?<!\w)(\w++)="((?:[^"\\]|\\.)*+)"')
 _WANTED = frozenset(
     {
         "sidecar_sessions_total",
