@@ -187,6 +187,11 @@ def is_ip_address(host: str) -> bool:
     return True
 
 
+def is_unspecified(host: str) -> bool:
+    """Whether it stands for every address of the machine, as 0.0.0.0 and :: do."""
+    return is_ip_address(host) and ipaddress.ip_address(host).is_unspecified
+
+
 def is_loopback(host: str) -> bool:
     """Whether a canonical host can only be reached from this machine. Names other than localhost are not
     trusted."""

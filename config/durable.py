@@ -27,10 +27,16 @@ def _web_url(text: str) -> str:
 
 
 def _lookup_url(text: str) -> str:
-    if "{key}" not in text:
-        raise ValueError("the url must contain {key}, the place of the delivery's key")
+    if "{key}" not in text and "{notification_id}" not in text:
+        raise ValueError(
+            "the url must contain {key}, the place of the delivery's key, or {notification_id}, that of the "
+            "provider's own id"
+        )
     return _web_url(text)
 
+
+UNHURRIED = "unhurried"
+_FULL = frozenset({"RATE_LIMIT_EXCEEDED", "QUOTA_EXCEEDED", "SERVICE_OVERLOADED"})
 
 WebUrl = Annotated[str, AfterValidator(_web_url)]
 
@@ -150,8 +156,14 @@ class Reconcile(Section):
     method: Literal["GET", "HEAD"] = "GET"
     """The method of the question."""
     url: Annotated[str, AfterValidator(_lookup_url)]
-    """Where to ask; `{key}` stands for the delivery's idempotency key."""
+    """Where to ask. `{key}` stands for the delivery's idempotency key, `{notification_id}` for the provider's own id:
+    a delivery of which the provider has named none cannot be asked about, and is treated as without a lookup."""
     delivered_when: DeliveredWhen = Field(default_factory=DeliveredWhen)
+
+    @property
+    def by_id(self) -> bool:
+        """Whether the question needs the provider's own id."""
+        return "{notification_id}" in self.url
 
 
 class Outbox(Section):
@@ -160,7 +172,14 @@ class Outbox(Section):
     enabled: Flag = True
     """false: such requests of this upstream are sent at once like all others."""
     policy: str = "patient"
-    """The name of the policy, one of `policies`, that spaces the deliveries."""
+    """The name of the policy, one of `policies`, that spaces the deliveries. Its `max_attempts` means nothing here."""
+    policies: Mapping[CodeName, str] | None = None
+    """Error code → the name of the policy that spaces the deliveries after a failure with this code. Not set:
+    `unhurried` after RATE_LIMIT_EXCEEDED, QUOTA_EXCEEDED and SERVICE_OVERLOADED, unless `policy` is set."""
+    unknown: Literal["hold", "resend"] = "hold"
+    """What becomes of a delivery that may have been executed, where the provider can neither be asked nor honours its
+    key. `hold`: it is not sent again; its job is `unknown` until somebody decides. `resend`: it is sent again until it
+    has arrived, and may be executed more than once."""
     max_attempts: Count = 20
     """After this many attempts a delivery is `failed`, once reconciliation was tried."""
     max_lookups: Count = 10
@@ -170,7 +189,16 @@ class Outbox(Section):
     notification_id: NotificationId | None = None
     """Not set: the provider's answer is noted, no id is taken from it."""
     reconcile: Reconcile | None = None
-    """Not set: a delivery whose fate is unknown is sent again only if the provider honours its key; else it waits
-    for an operator."""
+    """Not set: a delivery whose fate is unknown is sent again only if the provider honours its key, or by `unknown:
+    resend`; else it waits for an operator."""
+    max_response_bytes: Annotated[Bytes, Field(le=65_536)] = 65_536
+    """How much of the body of the provider's last answer is kept, sealed, for `GET /jobs/{id}/result`. 0: none of
+    it."""
     keep: Seconds = 604_800.0
     """How long finished jobs stay to be looked at, in seconds."""
+
+    def policy_after(self, code: str) -> str:
+        """The name of the policy that spaces the deliveries after this failure."""
+        if self.policies is not None:
+            return self.policies.get(code, self.policy)
+        return UNHURRIED if code in _FULL and "policy" not in self.model_fields_set else self.policy

@@ -115,6 +115,16 @@ SHIPPED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "multiplier": 2.0,
             "max_delay": 60.0,
         },
+        "unhurried": {
+            "name": "Unhurried",
+            "description": "For deliveries to a provider that has had enough: from a minute to a quarter of an hour.",
+            "max_attempts": 5,
+            "base_delay": 60.0,
+            "multiplier": 2.0,
+            "max_delay": 900.0,
+            "jitter_amount": 0.1,
+            "retry_after_ceiling": 3600.0,
+        },
         "NETWORK_TIMEOUT": {
             "name": "After a timeout",
             "description": "An answer that did not come in time is often there at once the next time.",

@@ -42,6 +42,8 @@ def _named_policies(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     for name, upstream in settings.upstreams.items():
         yield ("upstreams", name, "policy"), upstream.policy
         yield ("upstreams", name, "outbox", "policy"), upstream.outbox.policy
+        for code, policy in (upstream.outbox.policies or {}).items():
+            yield ("upstreams", name, "outbox", "policies", code), policy
         for index, operation in enumerate(upstream.operations):
             if operation.policy is not None:
                 yield ("upstreams", name, "operations", index, "policy"), operation.policy
@@ -80,6 +82,8 @@ def _named_codes(settings: Settings) -> Iterator[tuple[KeyPath, str, bool]]:
             yield ("upstreams", name, "rules", index, "code"), rule.code, False
         for index, code in enumerate(upstream.dead_letter.codes or ()):
             yield ("upstreams", name, "dead_letter", "codes", index), code, False
+        for code in upstream.outbox.policies or ():
+            yield ("upstreams", name, "outbox", "policies", code), code, True
     for subsystem, operations in settings.subsystem_mappings.items():
         for operation, by_code in operations.items():
             for code in by_code:

@@ -7,9 +7,11 @@ outbox is off, the body too large, the store in trouble) the request is sent at 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import orjson
 
+from config.addresses import is_loopback, is_unspecified, join_host_port
 from sidecar.durable.trouble import OtherPayload, Trouble
 from sidecar.failures import AnsweredHere, Refused
 from sidecar.once import READS, Once
@@ -53,14 +55,21 @@ class Posting(Once):
         except Trouble as trouble:
             self.record.unprotected = f"the outbox did not take it, because {trouble.message}"
             return
-        place = f"{self._proxy.answers.documentation}/jobs/{job['job_id']}"
         raise AnsweredHere(
-            b"Content-Type: application/json\r\nPreference-Applied: respond-async\r\nLocation: %b\r\n" % place.encode(),
+            b"Content-Type: application/json\r\nPreference-Applied: respond-async\r\n" + self._location(job["job_id"]),
             orjson.dumps(job),
             "respond_async",
             status=202 if new else 200,
             outcome="queued",
         )
+
+    def _location(self, job_id: str) -> bytes:
+        transport = self._client.transport
+        if transport is None:
+            return b""
+        here, peer = (str((transport.get_extra_info(name) or ("",))[0]) for name in ("sockname", "peername"))
+        place = job_address(self._proxy.answers.documentation, job_id, here, peer)
+        return b"" if place is None else b"Location: %b\r\n" % place.encode()
 
     def _submission(self, upstream: UpstreamState, body: bytes) -> Submission:
         from sidecar.durable.jobs import Submission, Wanted
@@ -82,3 +91,15 @@ class Posting(Once):
             deliveries=[Wanted(upstream.label, upstream.label, self.record.method, self._url(), headers, body)],
             version=version,
         )
+
+
+def job_address(admin: str, job_id: str, here: str, peer: str) -> str | None:
+    """Where an app can look at its job, None where the admin port is out of its reach. `here` and `peer` are the two
+    ends of its connection."""
+    base = urlsplit(admin)
+    host = base.hostname
+    if host is None or (is_loopback(host) and not (is_loopback(peer) or peer == here)):
+        return None
+    if is_unspecified(host):  # every address of this machine: the app knows one of them
+        host = here
+    return f"{base.scheme}://{join_host_port(host, base.port)}/jobs/{job_id}"

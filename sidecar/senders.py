@@ -7,7 +7,9 @@ credential goes only to the host it was meant for.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import orjson
 
@@ -15,6 +17,7 @@ from sidecar import clock
 from sidecar.durable.trouble import NotNow, Trouble
 from sidecar.errand import Sending
 from sidecar.policy import backoff
+from sidecar.policy.verdict import retry_after
 from sidecar.upstream.endpoints import AUTOMATIC
 from telemetry.names import Attribute, Field
 from telemetry.record import NOT_CONNECTED, Trace
@@ -22,7 +25,7 @@ from telemetry.record import NOT_CONNECTED, Trace
 if TYPE_CHECKING:
     from sidecar.durable.claims import Result
     from sidecar.durable.delivery import Found, Sent
-    from sidecar.durable.entry import Entry
+    from sidecar.durable.entry import Answer, Entry
     from sidecar.durable.layers import Durable
     from sidecar.durable.outbox_rows import Delivery
     from sidecar.proxy import Proxy
@@ -129,7 +132,13 @@ class Senders:
             if answer is None
             else notification_id_of(terms.outbox.notification_id, answer.headers, answer.body),
             evidence=f"answered {sending.status}" if sending.ok else "",
+            retry_after=self._asked_to_wait(answer),
+            answer=answer,
+            answer_size=sending.record.response_bytes,
         )
+
+    def _asked_to_wait(self, answer: Answer | None) -> float | None:
+        return None if answer is None else retry_after(answer.headers, self._proxy.wall(clock.monotonic()))
 
     def _delivery(
         self,
@@ -159,7 +168,10 @@ class Senders:
         if rule is None:
             return Found(None, message="there is no lookup for this upstream (`outbox.reconcile`)")
         headers, key, _ = _keyed(delivery, terms.idempotency.header)
-        url = rule.url.replace("{key}", key)
+        parts = {"{key}": key, "{notification_id}": delivery.notification_id or ""}
+        url = rule.url
+        for place, value in parts.items():
+            url = url.replace(place, quote(value, safe=""))  # data, that must not lead elsewhere
         if host_of(url) != delivery.host:
             headers = []  # its credentials are for another host
         headers = [(name, value) for name, value in headers if not name.lower().startswith(b"content-")]
@@ -168,20 +180,21 @@ class Senders:
         answer = sending.answer
         if answer is None:
             return Found(None, message=sending.message or "no answer to the lookup")
-        return found_by(
+        found = found_by(
             rule, answer.status, notification_id_of(terms.outbox.notification_id, answer.headers, answer.body)
         )
+        return replace(found, retry_after=self._asked_to_wait(answer))
 
     def _outbox_keep(self) -> float:
         """A job may have deliveries to several upstreams, so it stays for the longest of their times."""
         upstreams = self._proxy.settings.upstreams.values()
         return max([upstream.outbox.keep for upstream in upstreams], default=AUTOMATIC.outbox.keep)
 
-    def _delay(self, upstream: str, failures: int) -> float:
-        """As the upstream's `outbox.policy` spaces them."""
-        policies = self._proxy.settings.policies
-        policy = policies[self._proxy.kept.settings_of(upstream).outbox.policy]
-        return backoff.delay(policy, max(1, failures), 0.0, clock.uniform)
+    def _delay(self, upstream: str, code: str, failures: int, wait: float | None) -> float:
+        """As the upstream's `outbox` spaces them after this failure, and as long as the provider asks for."""
+        policy = self._proxy.settings.policies[self._proxy.kept.settings_of(upstream).outbox.policy_after(code)]
+        spaced = backoff.delay(policy, max(1, failures), 0.0, clock.uniform)
+        return backoff.effective_delay(policy, spaced, wait)
 
     # ---- telling -------------------------------------------------------------------------------------------------
 
@@ -191,6 +204,8 @@ class Senders:
             signals.replayed(upstream, str(facts["dlq_id"]), str(facts["outcome"]))
         elif event == "escalated":
             signals.escalated(upstream, str(facts["dlq_id"]), str(facts["code"]))
+        elif event == "outbox_gave_up":
+            signals.delivery_ended(upstream, str(facts["job_id"]), str(facts["state"]), facts)
         else:
             body = f"delivery {facts.get('delivery')} was marked sent without the provider's word; it is asked"
             fields = {Field.BODY: body, Attribute.UPSTREAM: upstream}

@@ -229,6 +229,8 @@ class Collected:
             replays = {(u, word): 0 for u, _ in self._tallies() for word in names.REPLAY_OUTCOMES}
             yield from simple(names.DLQ_ENQUEUED, tuple(stored.enqueued.items()))
             yield from simple(names.DLQ_REPLAYED, tuple((replays | stored.replayed).items()))
+            escalations = dict.fromkeys((u for u, _ in self._tallies()), 0)
+            yield from simple(names.DLQ_ESCALATED, _words(escalations | stored.escalations))
             yield from timed(names.DLQ_WRITE, [((), stored.write, 0, 0)])
         if "idempotency" in stored.parts:
             yield from simple(names.IDEMPOTENCY, _words(stored.lookups))

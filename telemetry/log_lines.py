@@ -9,12 +9,15 @@ from typing import Any
 
 from telemetry.explain import summary
 from telemetry.names import Attribute, Field
-from telemetry.record import BAD, GOOD, Session
+from telemetry.record import BAD, GOOD, Errand, Session
 from telemetry.redact import Redactor
 
 
 def level_of(session: Session) -> str:
-    """How loudly a session is told: failures, then what went wrong on the way, then the rest."""
+    """How loudly a session is told: failures, then what went wrong on the way, then the rest. What the sidecar sends by
+    itself is sent again by rules of its own, and told aloud when these give up."""
+    if isinstance(session, Errand):
+        return "warn" if session.outcome in BAD else "info"
     if session.outcome in BAD:
         return "error"
     if session.outcome in GOOD and session.outcome != "queued":

@@ -229,6 +229,7 @@ class Stored:
         self.lookups: dict[str, int] = dict.fromkeys(names.LOOKUPS, 0)
         self.deliveries: Counter[tuple[str, str]] = Counter()
         self.violations: Counter[str] = Counter()
+        self.escalations: Counter[str] = Counter()
 
     def begin(self, part: str) -> None:
         """`part` (dlq, idempotency or outbox) exists from now on, so its zeros mean something."""
@@ -239,6 +240,9 @@ class Stored:
 
     def dead_letter_replayed(self, upstream: str, outcome: str) -> None:
         self.replayed[upstream, outcome] += 1
+
+    def dead_letter_escalated(self, upstream: str) -> None:
+        self.escalations[upstream] += 1
 
     def dead_letter_rejected(self, reason: str) -> None:
         self.rejected[reason] += 1

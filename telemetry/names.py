@@ -26,7 +26,7 @@ REPLAY_OUTCOMES = ("completed", "failed", "escalated", "discarded")
 DLQ_REJECTIONS = ("full", "disk_error", "too_large")
 DLQ_EVICTIONS = ("ttl", "capacity", "corrupt")
 LOOKUPS = ("hit", "miss", "conflict", "in_progress")
-DELIVERIES = ("delivered", "failed", "reconciled")
+DELIVERIES = ("delivered", "failed", "reconciled", "unknown")
 LEVELS = ("debug", "info", "warn", "error")
 COMPONENTS = ("exchange", "tunnel", "admin", "telemetry", "store")
 SUPPRESSED_REASONS = SUPPRESSED
@@ -141,6 +141,9 @@ DLQ_EVICTED = _counter("dlq_evicted", "reason", "Loss after storage: dead letter
 DLQ_WRITE = _histogram("dlq_write_duration_seconds", "", "Time to write and sync a dead letter.", FAST_BUCKETS)
 STORE_KEEPS = _gauge("store_keeps", "", "1 while failed requests can be kept; 0: they are lost, /readyz says why.")
 IDEMPOTENCY = _counter("idempotency_lookups", "result", "Questions to the idempotency store.")
+DLQ_ESCALATED = _counter(
+    "dlq_escalated", "upstream", "Replays that met the same fatal error again: somebody has to look."
+)
 OUTBOX_JOBS = _gauge("outbox_jobs", "state", "Jobs in the outbox.")
 OUTBOX_DELIVERIES = _counter("outbox_deliveries", "upstream outcome", "Deliveries of the outbox that ended.")
 OUTBOX_VIOLATIONS = _counter(
@@ -252,6 +255,7 @@ class Event:
     DLQ_REJECTED = "sidecar.dlq.rejected"
     DLQ_REPLAYED = "sidecar.dlq.replayed"
     DLQ_ESCALATED = "sidecar.dlq.escalated"
+    OUTBOX_GAVE_UP = "sidecar.outbox.gave_up"
     CONFIG = "sidecar.config.reloaded"
     DEMOTED = "sidecar.interception.demoted"
     SURPLUS = "sidecar.upstream.surplus"
@@ -270,6 +274,7 @@ RETRY_EVENTS = (
     "dead_lettered",
     "replayed",
     "escalated",
+    "outbox_gave_up",
     "config_changed",
     "interception_demoted",
 )

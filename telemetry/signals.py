@@ -273,9 +273,17 @@ class Signals:
 
     def escalated(self, upstream: str, dlq_id: str, error_class: str) -> None:
         """The same fatal error again: somebody has to look."""
+        self.metrics.stored.dead_letter_escalated(upstream)
         facts = {"upstream": upstream, "dlq_id": dlq_id, "error_class": error_class, "severity": "critical"}
         body = f"dead letter {dlq_id} of {upstream} failed with {error_class} again; see `sidecar dlq show {dlq_id}`"
         self._tell("escalated", "error", Event.DLQ_ESCALATED, body, facts)
+
+    def delivery_ended(self, upstream: str, job_id: str, state: str, told: Mapping[str, object]) -> None:
+        """The outbox has done what it may for a delivery, and the provider has not said that it has it."""
+        facts = {"upstream": upstream, "job_id": job_id, "state": state, "delivery": told["delivery"]}
+        why = f"delivery {told['delivery']} of {job_id} to {upstream} is {state}: {told['error']}"
+        todo = f"ask the provider, then `sidecar jobs resolve {job_id} {told['delivery']}` with what it says"
+        self._tell("outbox_gave_up", "error", Event.OUTBOX_GAVE_UP, f"{why}. {todo}", {**facts, "error": told["error"]})
 
     def demoted(self, upstream: str, host: str, client: str, why: str, seconds: float) -> None:
         """An app does not trust the certificate it gets here, so its calls pass unopened for a while."""

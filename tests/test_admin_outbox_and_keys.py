@@ -73,6 +73,67 @@ async def test_a_job_is_taken_over_and_delivered_and_the_same_key_returns_it(
     assert "canary" not in log
 
 
+async def test_the_answer_to_a_delivery_can_be_read_when_there_is_one(sidecar: Running, upstream: Upstream) -> None:
+    await store(sidecar)
+    reply = await send(sidecar, "POST", "/jobs", job(upstream))
+    await state_of(sidecar, reply.json["job_id"], "succeeded")
+    found = (await admin(sidecar, f"/jobs/{reply.json['job_id']}/result")).json
+    assert ("succeeded", "sent", 200) == (
+        found["state"],
+        found["results"][0]["state"],
+        found["results"][0]["answer"]["status"],
+    )
+    (listed,) = (await admin(sidecar, "/jobs")).json["items"]
+    assert ("payments", "POST", f"{upstream.url}/notify?token=REDACTED", 1) == (
+        listed["upstream"],
+        listed["method"],
+        listed["url"],
+        listed["delivery_count"],
+    )
+    assert 404 == (await admin(sidecar, "/jobs/job_0/result")).status
+
+
+async def test_an_upstream_that_has_only_a_route_is_named_and_the_url_is_a_path_there(
+    start_sidecar: Starter, upstream: Upstream
+) -> None:
+    routed = {"route": "/pay", "endpoints": [upstream.url], "breaker": {"enabled": False}}
+    sidecar = await start_sidecar(upstreams={"routed": routed})
+    request = {"upstream": "routed", "url": "/v1/charges?a=b", "body": "hello"}
+    reply = await send(sidecar, "POST", "/jobs", job(upstream, deliveries=[{"recipient": "a", "request": request}]))
+    assert 202 == reply.status, reply.json
+    done = await state_of(sidecar, reply.json["job_id"], "succeeded")
+    assert ("routed", f"{upstream.url}/v1/charges?a=b") == (
+        done["deliveries"][0]["upstream"],
+        done["deliveries"][0]["url"],
+    )
+    assert b"POST /v1/charges?a=b HTTP/1.1" == upstream.requests[-1].split(b"\r\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("request_given", "field", "words"),
+    [
+        ({"upstream": "paymnts", "url": "/"}, "upstream", "there is: routed"),
+        ({"upstream": "listed", "url": "/"}, "upstream", "no upstream with endpoints or a route"),
+        ({"upstream": "routed", "url": "http://routed.test/"}, "url", "must be a path"),
+        ({"upstream": "routed", "url": "//evil.test/"}, "url", "must be a path"),
+        ({"url": "/v1/charges"}, "url", "or give `upstream`"),
+    ],
+)
+async def test_an_upstream_that_cannot_be_named_like_this_is_refused(
+    start_sidecar: Starter, upstream: Upstream, request_given: Any, field: str, words: str
+) -> None:
+    sidecar = await start_sidecar(
+        upstreams={
+            "routed": {"route": "/pay", "endpoints": [upstream.url]},
+            "listed": {"hosts": ["listed.test"]},
+        }
+    )
+    given = job(upstream, deliveries=[{"recipient": "a", "request": request_given}])
+    reply = await send(sidecar, "POST", "/jobs", given)
+    assert (400, [f"deliveries.0.request.{field}"]) == (reply.status, at_fault(reply))
+    assert words in reply.json["message"]
+
+
 @pytest.mark.parametrize(
     ("changed", "field", "words"),
     [

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from config.errors import registry
+from sidecar.durable.delivery import JOB_STATES
 from telemetry import names, record
 from tests.conftest import Starter, UpstreamStarter
 from tests.doubles.upstream import always, answer
@@ -39,7 +40,7 @@ WORDS = {
     "outcome": record.OUTCOMES | set(names.REPLAY_OUTCOMES) | set(names.DELIVERIES),
     "kind": frozenset(record.ATTEMPT_KINDS),
     "result": CODES | {"success", "failure"} | set(names.SPAN_FATES),
-    "state": frozenset(names.BREAKER_STATES),
+    "state": frozenset(names.BREAKER_STATES) | set(JOB_STATES),
     "from_state": frozenset(names.BREAKER_STATES),
     "to_state": frozenset(names.BREAKER_STATES),
 }

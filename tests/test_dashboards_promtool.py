@@ -24,7 +24,8 @@ AGREED = {
     *("SidecarRetriesUseless", "SidecarDLQStale", "SidecarDLQNearFull", "SidecarDLQDataLoss"),
     "SidecarStoreNotKeeping",
     *("SidecarTelemetryDropping", "SidecarEventLoopBlocked", "SidecarConfigReloadFailed", "SidecarInternalErrors"),
-    *("SidecarOutboxOrderViolated", "SidecarDown"),
+    *("SidecarOutboxOrderViolated", "SidecarOutboxUndecided", "SidecarOutboxFailed", "SidecarDLQEscalated"),
+    "SidecarDown",
 }
 
 

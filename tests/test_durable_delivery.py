@@ -31,6 +31,7 @@ SENDING = Facts("sending", True, False, False, 1, 0, False, False)
 NOTHING = Means(lookup=False, key_honoured=False, max_attempts=5, max_lookups=3)
 LOOKUP = dataclasses.replace(NOTHING, lookup=True)
 KEY = dataclasses.replace(NOTHING, key_honoured=True)
+RESEND = dataclasses.replace(NOTHING, resend=True)
 OK = Sent(ok=True, status=202)
 NOT_SENT = Sent(ok=False, code="CONNECTION_REFUSED", phase=NOT_CONNECTED)
 LOST = Sent(ok=False, code="NETWORK_TIMEOUT", phase=SENT)
@@ -123,6 +124,23 @@ def test_no_rule_ever_queues_a_doubtful_row_where_a_second_send_would_count_twic
         facts = Facts(state, True, False, False, attempts, 0, ambiguous, giving_up)
         assert "queued" != after_send(facts, LOST, NOTHING).state
         assert "queued" != after_lookup(facts, None, NOTHING).state
+
+
+def test_whoever_asks_for_it_has_what_may_have_been_executed_sent_again_until_the_attempts_are_used_up() -> None:
+    assert Next("queued", "later", ambiguous=True) == after_send(SENDING, LOST, RESEND)
+    assert Next("queued", "now", ambiguous=True) == after_lookup(SENDING, None, RESEND)
+    assert "unknown" == after_send(dataclasses.replace(SENDING, attempts=5), LOST, RESEND).state
+    assert "unknown" == after_send(SENDING, dataclasses.replace(LOST, fatal=True), RESEND).state
+
+
+def test_with_a_lookup_it_is_sent_again_only_where_the_provider_does_not_say() -> None:
+    means = dataclasses.replace(LOOKUP, resend=True)
+    assert "reconcile" == after_send(SENDING, LOST, means).state
+    assert "reconcile" == after_lookup(dataclasses.replace(SENDING, lookups=2), Found(None), means).state
+    asked = dataclasses.replace(SENDING, lookups=3)
+    assert Next("queued", "later", ambiguous=True) == after_lookup(asked, Found(None), means)
+    assert "sent" == after_lookup(asked, Found(True), means).state
+    assert "unknown" == after_lookup(dataclasses.replace(asked, giving_up=True), Found(None), means).state
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from config.durable import Outbox as Rules
 from config.idempotency import Idempotency
 from sidecar.durable.bodies import Bodies
 from sidecar.durable.delivery import Found, Sent
+from sidecar.durable.entry import Answer
 from sidecar.durable.jobs import Jobs, Submission, Wanted
 from sidecar.durable.outbox import Outbox, Terms
 from sidecar.durable.outbox_rows import Delivery
@@ -26,6 +27,7 @@ from sidecar.durable.store import Store
 from sidecar.durable.trouble import BadInput, NoSuchThing, NotKept, NotNow, OtherPayload
 from telemetry.metrics import Stored
 from telemetry.record import NOT_CONNECTED, SENT
+from telemetry.redact import Redactor
 from tests.durability.faults import Wires, disk_error
 from tests.durability.rigs import START, Told, opened
 
@@ -565,7 +567,7 @@ async def test_what_the_sidecar_held_back_is_no_attempt(tmp_path: Path) -> None:
 async def test_what_is_held_back_again_and_again_is_tried_less_and_less_often(tmp_path: Path) -> None:
     async with outbox_in(tmp_path) as rig:
         waits: list[int] = []
-        rig.outbox._delay = lambda upstream, tried: waits.append(tried) or 1.0  # type: ignore[func-returns-value]
+        rig.outbox._delay = lambda upstream, code, tried, asked: waits.append(tried) or 1.0  # type: ignore[func-returns-value]
         rig.provider.script = [Sent(ok=False, code="EGRESS_DENIED", held_back=True)] * 4 + [NOT_SENT]
         job = await rig.submit("ann")
         await rig.settle()
@@ -739,3 +741,109 @@ async def test_a_full_house_starts_nothing_more(tmp_path: Path, monkeypatch: pyt
         gate.set()
         await rig.settle()
         assert {"ann": 1, "bob": 1} == rig.provider.effects
+
+
+# ---- what the provider says --------------------------------------------------------------------------------------
+
+
+async def test_the_provider_is_left_alone_for_as_long_as_it_asks(tmp_path: Path) -> None:
+    busy = Sent(ok=False, code="RATE_LIMIT_EXCEEDED", status=429, retry_after=90.0)
+    async with outbox_in(tmp_path) as rig:
+        rig.provider.script = [busy]
+        await rig.submit("ann")
+        await rig.outbox.step()
+        assert START + 90.0 == (await sql(rig, "SELECT next_at FROM deliveries"))[0][0]
+
+
+async def test_a_lookup_by_the_providers_id_is_made_once_it_has_named_one(tmp_path: Path) -> None:
+    rules = {"reconcile": {"url": "https://mail.test/messages/{notification_id}"}}
+    half = Sent(ok=False, code="UPSTREAM_ERROR", status=500, notification_id="m-7")
+    asked: list[str | None] = []
+
+    async with outbox_in(tmp_path, rules=rules) as rig:
+
+        async def lookup(delivery: Delivery) -> Found:
+            asked.append(delivery.notification_id)
+            return Found(True)
+
+        rig.outbox._lookup = lookup
+        rig.provider.script = [half, LOST]
+        named, unnamed = await rig.submit("ann", key="a"), await rig.submit("bob", key="b", subject="cl-2")
+        await rig.settle()
+        assert ["m-7"] == asked
+        assert "succeeded" == await rig.state(named["job_id"])
+        (delivery,) = (await rig.jobs.get(named["job_id"]))["deliveries"]
+        assert ("sent", "m-7", 1) == (delivery["state"], delivery["notification_id"], delivery["attempts"])
+        assert "unknown" == await rig.state(unnamed["job_id"])
+
+
+async def test_what_the_provider_said_last_can_be_read_and_is_sealed(tmp_path: Path) -> None:
+    said = Answer(200, [(b"Content-Type", b"text/plain"), (b"Set-Cookie", b"canary=1")], b"canary says hello")
+    async with outbox_in(tmp_path, rules={"max_response_bytes": 6}) as rig:
+        rig.provider.script = [
+            Sent(ok=False, code="RATE_LIMIT_EXCEEDED", status=429, answer=Answer(429, [], b"\xff")),
+            Sent(ok=True, status=200, answer=said, answer_size=17),
+        ]
+        job = await rig.submit("ann")
+        assert None is (await rig.jobs.result(job["job_id"]))["results"][0]["answer"]
+        await rig.outbox.step()
+        assert "/w==" == (await rig.jobs.result(job["job_id"]))["results"][0]["answer"]["body_base64"]
+        await rig.settle()
+        found = await rig.jobs.result(job["job_id"])
+        assert {
+            "status": 200,
+            "headers": [["Content-Type", "text/plain"]],
+            "body_bytes": 17,
+            "complete": False,
+            "body": "canary",
+        } == found["results"][0]["answer"]
+        (size, kept), *_ = await sql(rig, "SELECT size, answer FROM deliveries")
+        assert b"canary" not in kept
+        assert [(1, size)] == await sql(rig, "SELECT n, bytes FROM totals WHERE name = 'deliveries'")
+    with pytest.raises(NoSuchThing):
+        async with outbox_in(tmp_path) as rig:
+            await rig.jobs.result("job_0")
+
+
+async def test_a_full_disk_costs_the_answer_and_not_the_fate_of_a_delivery(tmp_path: Path) -> None:
+    wires = Wires()
+    async with outbox_in(tmp_path, connect=wires.connect) as rig:
+        job = await rig.submit("ann")
+
+        async def accept(delivery: Delivery) -> Sent:
+            wires.fail_once("COMMIT", sqlite3.SQLITE_FULL)
+            return Sent(ok=True, status=200, answer=Answer(200, [], b"hello"))
+
+        rig.outbox._send = accept
+        await rig.settle()
+        assert "succeeded" == await rig.state(job["job_id"])
+        assert None is (await rig.jobs.result(job["job_id"]))["results"][0]["answer"]
+
+
+@pytest.mark.parametrize(("expected", "rules"), [("unknown", {}), ("succeeded", {"unknown": "resend"})])
+async def test_a_delivery_of_unknown_fate_waits_for_somebody_or_is_sent_again_as_the_settings_say(
+    tmp_path: Path, expected: str, rules: dict[str, Any]
+) -> None:
+    async with outbox_in(tmp_path, rules=rules) as rig:
+        rig.provider.script = [LOST, LOST]
+        job = await rig.submit("ann")
+        await rig.settle()
+        assert expected == await rig.state(job["job_id"])
+        assert (3 if rules else 1) == len(rig.provider.sends)
+        assert (["outbox_gave_up"] if not rules else []) == rig.events
+        assert int(not rules) == rig.counts.deliveries["mail", "unknown"]
+
+
+async def test_a_list_says_what_each_job_is_about_without_its_secrets(tmp_path: Path) -> None:
+    async with outbox_in(tmp_path) as rig:
+        rig.outbox.terms_of = lambda upstream: Terms(Rules(), Idempotency(), Redactor(("to",)))
+        await rig.submit("ann", "bob")
+        (item,) = (await rig.jobs.page())["items"]
+        assert ("mail", "POST", "https://mail.test/send?to=REDACTED", 2) == (
+            item["upstream"],
+            item["method"],
+            item["url"],
+            item["delivery_count"],
+        )
+        shown = (await rig.jobs.get(item["job_id"]))["deliveries"]
+        assert ["https://mail.test/send?to=REDACTED"] * 2 == [one["url"] for one in shown]

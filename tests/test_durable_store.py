@@ -22,7 +22,7 @@ from sidecar.durable.trouble import CannotUse, NotKept, Trouble
 from tests.durability.faults import FaultyDisk, Wires, desync_index, disk_error
 from tests.durability.rigs import Told, crashed_copy, opened
 
-KNOWN = ["90988eab7ec1", "3476f7312268", "2037cd2e0346", "5bedfb43aa6a"]
+KNOWN = ["90988eab7ec1", "3476f7312268", "2037cd2e0346", "5bedfb43aa6a", "686524643484"]
 
 
 def note(name: str, value: Any = 1) -> Any:

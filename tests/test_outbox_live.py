@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from typing import Any
 
+import orjson
+import pytest
+
+from sidecar import clock
+from sidecar.posting import job_address
 from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.upstream import Talk, answer
 from tests.test_dead_letters_live import QUICK
 
-FAST = {**QUICK, "patient": {"base_delay": 0.01, "max_delay": 0.02, "jitter_type": "none"}}
+SOON = {"base_delay": 0.01, "max_delay": 0.02, "jitter_type": "none"}
+FAST = {**QUICK, "patient": SOON, "unhurried": SOON}
 
 
 def post(body: str = "hello", *fields: str) -> str:
@@ -52,12 +59,7 @@ async def test_a_request_that_prefers_it_is_taken_over_and_delivered(
         reply.get("x-sidecar-outcome"),
         reply.get("preference-applied"),
     )
-    assert (
-        reply.get(
-            "location",
-        )
-        == f"{sidecar.proxy.answers.documentation}/jobs/{reply.json['job_id']}"
-    )
+    assert f"{sidecar.proxy.answers.documentation}/jobs/{reply.json['job_id']}" == reply.get("location")
     job = await job_of(sidecar, reply.json["job_id"], "succeeded")
     (delivery,) = job["deliveries"]
     assert ("sent", "m-1", 2) == (delivery["state"], delivery["notification_id"], delivery["attempts"])
@@ -170,3 +172,134 @@ async def test_what_was_taken_over_before_a_restart_is_delivered_after_it(
     up = True
     second = await start_sidecar(**keys)
     await job_of(second, reply.json["job_id"], "succeeded")
+
+
+async def test_a_503_is_sent_again_after_what_retry_after_says(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    async def busy(talk: Talk) -> None:
+        while True:
+            await talk.read_request()
+            await talk.send(answer(b"", "503 Service Unavailable", "Retry-After: 20"))
+
+    upstream = await start_upstream(busy)
+    rules = {"breaker": {"enabled": False}, "idempotency": {"provider_honours": True}}
+    sidecar = await start_sidecar(upstreams=route(upstream, **rules), policies=FAST)
+    begun = clock.wall()
+    reply = await (await sidecar.app()).ask(post())
+    job = await job_of(sidecar, reply.json["job_id"], "retryable_failed")
+    assert 1 == job["deliveries"][0]["attempts"]
+    assert 20 <= datetime.fromisoformat(job["deliveries"][0]["next_at"]).timestamp() - begun < 50
+
+
+PACES = {
+    **QUICK,
+    "patient": {"base_delay": 7, "jitter_type": "none"},
+    "unhurried": {"base_delay": 60, "jitter_type": "none"},
+    "odd": {"base_delay": 33, "max_delay": 40, "jitter_type": "none"},
+}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status", "outbox"),
+    [
+        (7, "500 Internal Server Error", {}),
+        (60, "429 Too Many Requests", {}),
+        (7, "429 Too Many Requests", {"policy": "patient"}),
+        (33, "500 Internal Server Error", {"policies": {"UPSTREAM_ERROR": "odd"}}),
+        (7, "429 Too Many Requests", {"policies": {"UPSTREAM_ERROR": "odd"}}),
+    ],
+)
+async def test_deliveries_are_spaced_by_what_went_wrong(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any, seconds: int, status: str, outbox: Any
+) -> None:
+    async def fails(talk: Talk) -> None:
+        while True:
+            await talk.read_request()
+            await talk.send(answer(b"", status))
+
+    upstream = await start_upstream(fails)
+    rules = {"breaker": {"enabled": False}, "idempotency": {"provider_honours": True}, "outbox": outbox}
+    sidecar = await start_sidecar(upstreams=route(upstream, **rules), policies=PACES)
+    begun = clock.wall()
+    reply = await (await sidecar.app()).ask(post())
+    job = await job_of(sidecar, reply.json["job_id"], "retryable_failed")
+    waits = datetime.fromisoformat(job["deliveries"][0]["next_at"]).timestamp() - begun
+    assert seconds <= waits < seconds + 6
+
+
+async def test_the_key_and_the_providers_id_stay_where_they_belong_in_the_url_of_a_lookup(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    async def script(talk: Talk) -> None:
+        while True:
+            head, _ = await talk.read_request()
+            found = answer(b"") if head.startswith(b"GET") else answer(b'{"id":"a/../b"}', "500 Internal Server Error")
+            await talk.send(found)
+
+    upstream = await start_upstream(script)
+    lookup = {"url": f"{upstream.url}/made/{{key}}/{{notification_id}}"}
+    rules = {"breaker": {"enabled": False}, "outbox": {"reconcile": lookup, "notification_id": {"json": "id"}}}
+    sidecar = await start_sidecar(upstreams=route(upstream, **rules), policies=FAST)
+    reply = await (await sidecar.app()).ask(post("hello", "Idempotency-Key: ../admin?x=1"))
+    job = await job_of(sidecar, reply.json["job_id"], "succeeded")
+    assert b"GET /made/..%2Fadmin%3Fx%3D1/a%2F..%2Fb HTTP/1.1" == upstream.requests[-1].split(b"\r\n")[0]
+    assert "a/../b" == job["deliveries"][0]["notification_id"]
+
+
+async def test_who_resends_what_is_unknown_gets_it_delivered(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    async def script(talk: Talk) -> None:
+        while True:
+            await talk.read_request()
+            first = len(talk.upstream.requests) == 1
+            await talk.send(answer(b"", "500 Internal Server Error") if first else answer(b"done"))
+
+    upstream = await start_upstream(script)
+    rules = {"breaker": {"enabled": False}, "outbox": {"unknown": "resend"}}
+    sidecar = await start_sidecar(upstreams=route(upstream, **rules), policies=FAST)
+    reply = await (await sidecar.app()).ask(post())
+    job = await job_of(sidecar, reply.json["job_id"], "succeeded")
+    assert (2, 2) == (len(upstream.requests), job["deliveries"][0]["attempts"])
+
+
+async def test_a_delivery_that_arrived_is_no_warning_and_one_that_did_not_is_told_with_what_to_do(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    async def script(talk: Talk) -> None:
+        while True:
+            await talk.read_request()
+            await talk.send(answer(b"", "500 Internal Server Error") if b"lost" in talk.upstream.bodies else answer())
+
+    upstream = await start_upstream(script)
+    sidecar = await start_sidecar(upstreams=route(upstream, breaker={"enabled": False}), policies=FAST)
+    app = await sidecar.app()
+    await job_of(sidecar, (await app.ask(post("fine"))).json["job_id"], "succeeded")
+    assert [] == [line for line in logged(sidecar) if line["severity_text"] in ("WARN", "ERROR")]
+    reply = await app.ask(post("lost"))
+    await job_of(sidecar, reply.json["job_id"], "unknown")
+    (told,) = [line for line in logged(sidecar) if line["event_name"] == "sidecar.outbox.gave_up"]
+    assert ("ERROR", reply.json["job_id"]) == (told["severity_text"], told["job_id"])
+    assert f"sidecar jobs resolve {reply.json['job_id']} 2" in told["body"]
+    assert 1 == sidecar.proxy.metrics.stored.deliveries["u", "unknown"]
+
+
+def logged(sidecar: Running) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in sidecar.logged.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("expected", "base", "sockname", "peer"),
+    [
+        ("http://127.0.0.1:4141/jobs/job_1", "http://127.0.0.1:4141", "127.0.0.1", "127.0.0.1"),
+        ("http://127.0.0.1:4141/jobs/job_1", "http://127.0.0.1:4141", "10.0.0.7", "10.0.0.7"),
+        (None, "http://127.0.0.1:4141", "10.0.0.7", "10.0.0.9"),
+        (None, "http://[::1]:4141", "10.0.0.7", "10.0.0.9"),
+        ("https://10.0.0.7:4141/jobs/job_1", "https://10.0.0.7:4141", "10.0.0.7", "10.0.0.9"),
+        ("https://10.0.0.7:4141/jobs/job_1", "https://0.0.0.0:4141", "10.0.0.7", "10.0.0.9"),
+        ("https://[fd00::7]:4141/jobs/job_1", "https://[::]:4141", "fd00::7", "fd00::9"),
+    ],
+)
+def test_an_app_is_sent_only_where_it_can_get_to(expected: str | None, base: str, sockname: str, peer: str) -> None:
+    assert expected == job_address(base, "job_1", sockname, peer)

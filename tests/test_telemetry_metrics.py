@@ -56,6 +56,7 @@ CONTRACT = {
     "dlq_write_duration_seconds": "",
     "idempotency_lookups_total": "result",
     "outbox_jobs": "state",
+    "dlq_escalated_total": "upstream",
     "outbox_deliveries_total": "upstream outcome",
     "outbox_order_violations_total": "upstream",
     "caller_resends_total": "upstream",
@@ -605,6 +606,9 @@ def test_dead_letters_and_the_outbox_appear_with_their_owners() -> None:
     assert (1, 0) == tuple(value(metrics, "idempotency_lookups_total", result=word) for word in ("hit", "conflict"))
     assert 1 == value(metrics, "outbox_deliveries_total", upstream="u", outcome="delivered")
     assert 1 == value(metrics, "outbox_order_violations_total", upstream="u")
+    assert 0 == value(metrics, "dlq_escalated_total", upstream="u")
+    stored.dead_letter_escalated("u")
+    assert 1 == value(metrics, "dlq_escalated_total", upstream="u")
     assert 2 == value(metrics, "outbox_jobs", state="in_progress")
 
 

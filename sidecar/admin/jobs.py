@@ -1,7 +1,7 @@
 """Jobs of the outbox: handed in, looked at, and decided by hand when their fate is unknown.
 
 Law: a job is answered for after it is on disk. The upstream of a delivery follows from its url, as it does for the
-app's own requests. Reading never creates a store.
+app's own requests, or it is named and the url is a path there. Reading never creates a store.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from sidecar.proxy import Proxy
 if TYPE_CHECKING:
     from sidecar.durable.jobs import Jobs as Outbox
     from sidecar.durable.jobs import Wanted
+    from sidecar.upstream.endpoints import UpstreamState
 
 JobState = Literal["in_progress", "succeeded", "retryable_failed", "failed", "unknown"]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -43,8 +44,11 @@ class RequestGiven(Body):
     """What to send."""
 
     method: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_-]{0,31}$")] = "POST"
+    upstream: Name | None = None
+    """The name of an upstream of the configuration. With it `url` is a path there, as the upstream itself is asked for
+    it, without the prefix of a `route`."""
     url: Url
-    """Absolute."""
+    """Absolute, or with `upstream` a path, which begins with `/`."""
     headers: HeadersGiven = Field(default_factory=dict)
     """Name → value. The idempotency key is the sidecar's own."""
     body: str | None = None
@@ -102,6 +106,9 @@ class DeliveryShown(Answer):
     delivery_id: int
     recipient: str
     upstream: str
+    method: str
+    url: str
+    """Without its secrets."""
     state: str
     """queued, sending, reconcile, sent, failed or unknown."""
     attempts: int
@@ -123,6 +130,46 @@ class JobShown(Answer):
     state: JobState
     created_at: str
     finished_at: str | None
+    upstream: str
+    """Of its first delivery, like the next two."""
+    method: str
+    url: str
+    delivery_count: int
+
+
+class AnswerShown(Answer):
+    """What a provider said."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    """But for its cookies."""
+    body_bytes: int
+    """How long its body was."""
+    complete: bool
+    """Whether all of it was kept: `outbox.max_response_bytes`."""
+    body: str | None = None
+    """As text."""
+    body_base64: str | None = None
+    """When it is not text."""
+
+
+class ResultShown(Answer):
+    """One delivery and the provider's last answer."""
+
+    delivery_id: int
+    state: str
+    answer: AnswerShown | None
+    """null: none came so far."""
+    problem: str | None = None
+    """Why an answer that was kept cannot be shown."""
+
+
+class JobResult(Answer):
+    """What providers said about the deliveries of a job."""
+
+    job_id: str
+    state: JobState
+    results: tuple[ResultShown, ...]
 
 
 class JobExplained(JobShown):
@@ -157,6 +204,10 @@ class Jobs:
             refusals=(404, 503),
         )  # fmt: skip
         yield Route(
+            "GET", "/jobs/{id}/result", "What the provider answered last to each delivery of a job.",
+            self.result, JobResult, parts=_JOB, refusals=(404, 503),
+        )  # fmt: skip
+        yield Route(
             "POST", "/jobs/{id}/resolve", "Say whether the provider has a delivery whose fate is unknown.",
             self.resolve, JobExplained, NoQuery, Resolution, parts=_JOB, refusals=(404, 409, 503),
         )  # fmt: skip
@@ -171,6 +222,10 @@ class Jobs:
     async def one(self, call: Call[NoQuery, NoBody]) -> Told:
         await self._changes.note_reading(call.request, f"job {call.named('id')[:60]}")
         return await self._jobs(call.named("id")).get(call.named("id"))
+
+    async def result(self, call: Call[NoQuery, NoBody]) -> Told:
+        await self._changes.note_reading(call.request, f"the answer to job {call.named('id')[:60]}")
+        return await self._jobs(call.named("id")).result(call.named("id"))
 
     async def submit(self, call: Call[NoQuery, JobGiven]) -> Told:
         from sidecar.durable.jobs import Submission  # with the store, only for who hands something in
@@ -226,16 +281,33 @@ class Jobs:
         from sidecar.durable.jobs import Wanted
 
         request, field = given.request, f"deliveries.{number}.request.url"
-        scheme, _, rest = request.url.partition("://")
-        authority = rest.partition("/")[0].partition("?")[0]
-        if scheme.lower() not in ("http", "https") or not authority:
-            raise wrong(field, request.url, "must be an absolute http or https url")
-        try:
-            upstream = self._proxy.directory.forward(scheme.lower(), authority.encode("latin-1")).upstream
-        except Refused as refused:
-            raise wrong(field, request.url, str(refused)) from None
+        upstream, url = self._target(f"deliveries.{number}.request", request)
         if not upstream.settings.outbox.enabled:
             told = f"upstream {upstream.name} takes no jobs (`outbox.enabled: false`); send the request itself"
             raise wrong(field, request.url, told)
         headers = [(name.encode(), value.encode("latin-1")) for name, value in request.headers.items()]
-        return Wanted(given.recipient, upstream.label, request.method, request.url, headers, request.content)
+        return Wanted(given.recipient, upstream.label, request.method, url, headers, request.content)
+
+    def _target(self, place: str, request: RequestGiven) -> tuple[UpstreamState, str]:
+        """The upstream, and the url made absolute."""
+        field, directory, url = f"{place}.url", self._proxy.directory, request.url
+        if request.upstream is not None:
+            known = directory.configured.get(request.upstream)
+            if known is None or not (known.settings.endpoints or known.settings.route):
+                able = [name for name, one in directory.configured.items() if one.settings.endpoints]
+                told = f"is no upstream with endpoints or a route (there is: {', '.join(able) or 'none'})"
+                raise wrong(f"{place}.upstream", request.upstream, told)
+            if not url.startswith("/") or url.startswith("//"):
+                raise wrong(field, url, "must be a path where `upstream` is given, as in /v1/charges")
+            choice = directory.named(request.upstream).choices[0]
+            url = f"{choice.endpoint.origin.scheme}://{choice.host.decode('latin-1')}{url}"
+            return known, url
+        scheme, _, rest = url.partition("://")
+        authority = rest.partition("/")[0].partition("?")[0]
+        if scheme.lower() not in ("http", "https") or not authority:
+            told = "must be an absolute http or https url; or give `upstream`, and a path that begins with `/`"
+            raise wrong(field, url, told)
+        try:
+            return directory.forward(scheme.lower(), authority.encode("latin-1")).upstream, url
+        except Refused as refused:
+            raise wrong(field, url, str(refused)) from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from config.durable import Outbox
+from config.durable import UNHURRIED, Outbox
 from config.loader import Origin
 from config.model import SHIPPED, Settings
 from config.policy import Policy
@@ -125,6 +125,8 @@ class RetryPolicies:
                 places.setdefault(entry.policy, []).append(f"error code {entry.code}")
         places.setdefault("default", []).append("whatever nothing else is chosen for")
         places.setdefault(Outbox().policy, []).append("deliveries of the outbox, unless outbox.policy names another")
+        full = "deliveries to a provider that has had enough, unless outbox.policy or outbox.policies says otherwise"
+        places.setdefault(UNHURRIED, []).append(full)
         return {policy: tuple(named) for policy, named in places.items()}
 
     async def put(self, call: Call[ReasonQuery, PolicyGiven]) -> Told:
@@ -217,6 +219,8 @@ def _places(settings: Settings) -> Iterator[tuple[str, str]]:
             yield upstream.chosen_policy, f"upstreams.{name}.policy"
         if "policy" in upstream.outbox.model_fields_set:
             yield upstream.outbox.policy, f"upstreams.{name}.outbox.policy"
+        for code, policy in (upstream.outbox.policies or {}).items():
+            yield policy, f"upstreams.{name}.outbox.policies.{code}"
         for operation in upstream.operations:
             if operation.policy is not None:
                 yield operation.policy, f"upstreams.{name}.operations.{operation.name}.policy"

@@ -18,8 +18,10 @@ _COLOURS = {"succeeded": "green", "sent": "green", "failed": "red", "unknown": "
 _JOBS = (
     Column("CREATED (UTC)", importance=2),
     Column("JOB"),
-    Column("SUBJECT", flexible=True, importance=3),
+    Column("SUBJECT", flexible=True, importance=1),
     Column("VERSION", importance=1, right=True),
+    Column("UPSTREAM", flexible=True, importance=2),
+    Column("REQUEST", flexible=True, importance=4),
     Column("STATE"),
     Column("FINISHED (UTC)", importance=1),
 )
@@ -27,6 +29,7 @@ _DELIVERIES = (
     Column("DELIVERY", right=True),
     Column("RECIPIENT", flexible=True, importance=3),
     Column("UPSTREAM", flexible=True, importance=2),
+    Column("REQUEST", flexible=True, importance=3),
     Column("STATE"),
     Column("TRIES", importance=1, right=True),
     Column("NEXT (UTC)", importance=1),
@@ -39,6 +42,8 @@ def jobs(chosen: argparse.Namespace) -> int:
     admin, terminal = connect(chosen, os.environ), Terminal()
     if chosen.action == "show":
         _tell(terminal, admin.get(_path(chosen.id)), as_json=chosen.json)
+    elif chosen.action == "result":
+        _show_results(terminal, admin.get(f"{_path(chosen.id)}/result"), as_json=chosen.json)
     elif chosen.action == "resolve":
         found = {"delivery": chosen.delivery, "delivered": chosen.delivered, "reason": chosen.reason}
         if chosen.notification_id is not None:
@@ -51,6 +56,31 @@ def jobs(chosen: argparse.Namespace) -> int:
 
 def _path(job_id: str) -> str:
     return f"/jobs/{quote(job_id, safe='')}"
+
+
+def _request(one: dict[str, Any]) -> str:
+    return f"{one['method']} {one['url']}"
+
+
+def _show_results(terminal: Terminal, found: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        terminal.line(json.dumps(found, indent=2))
+        return
+    for one in found["results"]:
+        answer = one["answer"]
+        told = f"delivery {one['delivery_id']} is {one['state']}; "
+        if answer is None:
+            terminal.line(told + printable(one.get("problem") or "the provider has not answered it so far"))
+            continue
+        terminal.line(terminal.paint(told + f"the provider answered {answer['status']}", "bold"))
+        for name, value in answer["headers"]:
+            terminal.line(printable(f"{name}: {value}"))
+        terminal.line("")
+        body = answer.get("body")
+        for line in (f"({answer['body_bytes']} bytes, not text)" if body is None else body).splitlines():
+            terminal.line(printable(line))
+        if not answer["complete"]:
+            terminal.line(f"({answer['body_bytes']} bytes in all; `outbox.max_response_bytes` says how many are kept)")
 
 
 def _list(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> None:
@@ -74,6 +104,8 @@ def _list(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> None:
                 Cell(job["job_id"]),
                 Cell(job["subject"]),
                 Cell(str(job["version"])),
+                Cell(job["upstream"]),
+                Cell(_request(job) + (f" +{job['delivery_count'] - 1}" if job["delivery_count"] > 1 else "")),
                 Cell(job["state"], _COLOURS.get(job["state"])),
                 Cell(time_of(job["finished_at"])),
             )
@@ -97,6 +129,7 @@ def _tell(terminal: Terminal, job: dict[str, Any], *, as_json: bool) -> None:
             Cell(str(one["delivery_id"])),
             Cell(one["recipient"]),
             Cell(one["upstream"]),
+            Cell(_request(one)),
             Cell(one["state"], _COLOURS.get(one["state"])),
             Cell(str(one["attempts"])),
             Cell(time_of(one["next_at"])),

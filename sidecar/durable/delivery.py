@@ -2,7 +2,8 @@
 
 Law: pure. `started_at` is written before a send and cleared only when it is certain that nothing was executed. Set,
 and nothing known: the provider is asked before anything is sent again; where it cannot be asked, only a key that it
-honours makes a second send safe; otherwise an operator decides. Nothing is `failed` before that was tried.
+honours makes a second send safe; otherwise an operator decides, or `outbox.unknown: resend` has decided beforehand.
+Nothing is `failed` before that was tried.
 
 queued → sending → sent | queued | reconcile | failed | unknown;   reconcile → sent | queued | failed | unknown
 """
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from config.durable import NotificationId, Reconcile
+from sidecar.durable.entry import Answer
 from sidecar.durable.verdict import exposure
 
 STATES = ("queued", "sending", "reconcile", "sent", "failed", "unknown")
@@ -47,6 +49,8 @@ class Means:
     key_honoured: bool
     max_attempts: int
     max_lookups: int
+    resend: bool = False
+    """`outbox.unknown: resend`: what may have been executed is sent again where nothing better is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,12 @@ class Sent:
     notification_id: str | None = None
     evidence: str = ""
     """What the provider said, in short."""
+    retry_after: float | None = None
+    """How many seconds the provider wants to be left alone."""
+    answer: Answer | None = None
+    """What it said, as far as it was kept."""
+    answer_size: int = 0
+    """How long the body of the answer was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,7 @@ class Found:
     notification_id: str | None = None
     evidence: str = ""
     message: str = ""
+    retry_after: float | None = None
 
 
 class Next(NamedTuple):
@@ -113,6 +124,8 @@ def after_send(facts: Facts, sent: Sent, means: Means) -> Next:
         return Next("queued", "later")
     if means.lookup or means.key_honoured:
         return Next("reconcile", "later", started=True, ambiguous=True)
+    if means.resend:
+        return Next("queued", "later", ambiguous=True)
     return Next("unknown", "never", started=True, ambiguous=True)
 
 
@@ -128,12 +141,14 @@ def _end(facts: Facts, means: Means, ambiguous: bool) -> Next:
 def after_lookup(facts: Facts, found: Found | None, means: Means) -> Next:
     """`found` is None when there is nobody to ask."""
     if found is None:
-        if facts.giving_up or not means.key_honoured:
+        if facts.giving_up or not (means.key_honoured or means.resend):
             return Next("unknown", "never", started=True, ambiguous=True)
-        return Next("queued", "now", ambiguous=True)  # a second send under an honoured key is safe
+        return Next("queued", "now", ambiguous=True)  # safe under an honoured key, else accepted by who set `resend`
     if found.delivered:
         return Next("sent", "never", started=True)
     if found.delivered is None:
+        if facts.lookups >= means.max_lookups and means.resend and not facts.giving_up:
+            return Next("queued", "later", ambiguous=True)
         if facts.lookups >= means.max_lookups:
             return Next("unknown", "never", started=True, ambiguous=True, giving_up=facts.giving_up)
         return Next("reconcile", "later", started=True, ambiguous=True, giving_up=facts.giving_up)

@@ -202,19 +202,27 @@ class Jobs:
             (job_id,),
         ).fetchone()
         if found is None:
-            raise NoSuchThing(f"there is no job {job_id[:80]!r}", "list them with `sidecar jobs`")
+            raise _no_such_job(job_id)
         deliveries = [self._delivery_shown(row) for row in outbox_rows.of_job(connection, job_id)]
-        return {**_job_shown(found), "deliveries": deliveries}
+        first = {name: deliveries[0][name] for name in ("upstream", "method", "url")}
+        return {**_job_shown(found), **first, "delivery_count": len(deliveries), "deliveries": deliveries}
+
+    def _listed(self, connection: sqlite3.Connection, found: tuple[Any, ...]) -> dict[str, Any]:
+        first, count = outbox_rows.first_of_job(connection, found[0])
+        method, url, upstream = "-", "-", "-"
+        if first is not None:
+            upstream = first.upstream
+            _, method, url = self._head_shown(first)
+        return {**_job_shown(found), "upstream": upstream, "method": method, "url": url, "delivery_count": count}
 
     def _delivery_shown(self, row: Row) -> dict[str, Any]:
-        try:
-            recipient = outbox_rows.recipient_of(self._outbox.keyring, row)
-        except Damaged:
-            recipient = "(damaged)"
+        recipient, method, url = self._head_shown(row)
         return {
             "delivery_id": row.id,
             "recipient": recipient,
             "upstream": row.upstream,
+            "method": method,
+            "url": url,
             "state": row.state,
             "attempts": row.attempts,
             "lookups": row.lookups,
@@ -225,6 +233,44 @@ class Jobs:
             "last_error": row.last_error,
         }
 
+    def _head_shown(self, row: Row) -> tuple[str, str, str]:
+        """Recipient, method, and the url without its secrets."""
+        try:
+            recipient, method, url = outbox_rows.head_shown(self._outbox.keyring, row)
+        except Damaged:
+            return "(damaged)", "(damaged)", "(damaged)"
+        return recipient, method, self._outbox.terms_of(row.upstream).redactor.url(url)
+
+    async def result(self, job_id: str) -> dict[str, Any]:
+        """What the provider said last about each delivery."""
+
+        def work(connection: sqlite3.Connection) -> dict[str, Any]:
+            found = connection.execute("SELECT state FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+            if found is None:
+                raise _no_such_job(job_id)
+            answers = outbox_rows.answers_of(connection, job_id)
+            rows = outbox_rows.of_job(connection, job_id)
+            results = [self._result_shown(row, answers.get(row.id)) for row in rows]
+            return {"job_id": job_id, "state": found[0], "results": results}
+
+        return await self._outbox.store.read(work)
+
+    def _result_shown(self, row: Row, sealed: bytes | None) -> dict[str, Any]:
+        shown: dict[str, Any] = {"delivery_id": row.id, "state": row.state, "answer": None}
+        if sealed is None:
+            return shown
+        try:
+            head, body = outbox_rows.opened_answer(self._outbox.keyring, row, sealed)
+        except Damaged as damaged:
+            return {**shown, "problem": damaged.message}
+        told: dict[str, Any] = {"status": head["status"], "headers": head["headers"], "body_bytes": head["size"]}
+        told["complete"] = len(body) == head["size"]
+        try:
+            told["body"] = body.decode()
+        except UnicodeDecodeError:
+            told["body_base64"] = base64.b64encode(body).decode()
+        return {**shown, "answer": told}
+
     async def page(self, *, state: str | None = None, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
         """The newest first."""
         if state is not None and state not in JOB_STATES:
@@ -234,16 +280,16 @@ class Jobs:
         before, last_id = (1e12, "~") if cursor is None else _read_cursor(cursor)
         condition, words = (" AND state = ?", [state]) if state is not None else ("", [])
 
-        def work(connection: sqlite3.Connection) -> list[Any]:
-            return connection.execute(
+        def work(connection: sqlite3.Connection) -> tuple[list[dict[str, Any]], str | None]:
+            found = connection.execute(
                 "SELECT job_id, idempotency_key, subject, version, state, created_at, finished_at FROM jobs "
                 f"WHERE (created_at, job_id) < (?, ?){condition} ORDER BY created_at DESC, job_id DESC LIMIT ?",
                 (before, last_id, *words, limit + 1),
             ).fetchall()
+            following = _write_cursor(found[limit - 1]) if len(found) > limit else None
+            return [self._listed(connection, row) for row in found[:limit]], following
 
-        found = await self._outbox.store.read(work)
-        items = [_job_shown(row) for row in found[:limit]]
-        following = _write_cursor(found[limit - 1]) if len(found) > limit else None
+        items, following = await self._outbox.store.read(work)
         return {"items": items, "next_cursor": following}
 
     async def counts(self) -> dict[str, int]:
@@ -284,6 +330,10 @@ class Jobs:
         await self._outbox.store.write(work)
         self._outbox.wake()
         return await self.get(job_id)
+
+
+def _no_such_job(job_id: str) -> NoSuchThing:
+    return NoSuchThing(f"there is no job {job_id[:80]!r}", "list them with `sidecar jobs`")
 
 
 def _job_shown(row: tuple[Any, ...]) -> dict[str, Any]:

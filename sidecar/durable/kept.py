@@ -252,7 +252,7 @@ class Kept:
         from sidecar.durable.outbox import Terms
 
         settings = self.settings_of(upstream)
-        return Terms(settings.outbox, settings.idempotency)
+        return Terms(settings.outbox, settings.idempotency, self.terms_of(upstream).redactor)
 
 
 _MOST_TERMS = 1024

@@ -25,7 +25,7 @@ from sidecar.durable.listing import Listing
 from sidecar.durable.notify import Notifier
 from sidecar.durable.operator import Operator
 from sidecar.durable.orders import Orders
-from sidecar.durable.outbox import Lookup, Outbox
+from sidecar.durable.outbox import Delay, Lookup, Outbox
 from sidecar.durable.outbox import Send as SendDelivery
 from sidecar.durable.outbox import Terms as OutboxTerms
 from sidecar.durable.presence import Guard
@@ -118,7 +118,7 @@ class Durable:
         on_event: Event = quiet,
         stages: Callable[[], Iterable[str]] = tuple,
         outbox_terms_of: Callable[[str], OutboxTerms] | None = None,
-        delay: Callable[[str, int], float] | None = None,
+        delay: Delay | None = None,
         outbox_keep: Callable[[], float] = lambda: _OUTBOX_KEEP,
         redactor: Redactor | None = None,
     ) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from config.durable import Outbox as Rules
 from config.idempotency import Idempotency
@@ -31,6 +31,8 @@ from telemetry.redact import Redactor
 Send = Callable[[Delivery], Awaitable[Sent]]
 Lookup = Callable[[Delivery], Awaitable[Found]]
 Event = Callable[[str, dict[str, object]], None]
+Delay = Callable[[str, str, int, "float | None"], float]
+"""Upstream, error code, failures in a row, what the provider asked for → seconds to wait."""
 
 _AT_ONCE = 64
 _POLL = 0.5
@@ -44,6 +46,7 @@ class Terms:
 
     outbox: Rules
     idempotency: Idempotency
+    redactor: Redactor = field(default_factory=Redactor)
 
 
 DEFAULT_TERMS = Terms(Rules(), Idempotency())
@@ -51,6 +54,24 @@ DEFAULT_TERMS = Terms(Rules(), Idempotency())
 
 def _quiet(event: str, facts: dict[str, object]) -> None:
     """Nobody listens."""
+
+
+def _patient(upstream: str, code: str, failures: int, retry_after: float | None) -> float:
+    return max(patient_delay(failures), retry_after or 0.0)
+
+
+@dataclass(slots=True)
+class _End:
+    """How one send or lookup ended, and what follows."""
+
+    following: Next
+    message: str
+    code: str = ""
+    notification_id: str | None = None
+    evidence: str | None = None
+    retry_after: float | None = None
+    answer: bytes | None = None
+    """What the provider said, sealed."""
 
 
 class Outbox:
@@ -65,7 +86,7 @@ class Outbox:
         lookup: Lookup,
         *,
         terms_of: Callable[[str], Terms] = lambda upstream: DEFAULT_TERMS,
-        delay: Callable[[str, int], float] = lambda upstream, attempts: patient_delay(attempts),
+        delay: Delay = _patient,
         counts: Stored | None = None,
         on_event: Event = _quiet,
         redactor: Redactor | None = None,
@@ -163,7 +184,8 @@ class Outbox:
         try:
             opened = await self.store.in_thread(lambda: outbox_rows.opened(self.keyring, row))
         except Damaged as damaged:
-            await self._finish(row, Next("unknown", "never", started=row.started_at is not None), damaged.message)
+            ended = _End(Next("unknown", "never", started=row.started_at is not None), damaged.message)
+            await self._finish(row, ended, "delivered")
             self.store.report("sidecar.outbox.damaged", f"delivery {delivery}: {damaged.message}; an operator decides")
             return "unknown"
         if step == "send":
@@ -185,15 +207,16 @@ class Outbox:
         assert marked is not None
         return step, marked
 
-    def _means(self, row: Row) -> Means:
+    def _means(self, row: Row, notification_id: str | None = None) -> Means:
         terms = self.terms_of(row.upstream)
-        first = row.first_started_at
+        rule, first = terms.outbox.reconcile, row.first_started_at
         in_window = first is None or self.now() - first < terms.idempotency.provider_window
         return Means(
-            lookup=terms.outbox.reconcile is not None,
+            lookup=rule is not None and not (rule.by_id and (notification_id or row.notification_id) is None),
             key_honoured=in_window and honoured(APP_KEY if row.own_key else INJECTED_KEY, terms.idempotency),
             max_attempts=terms.outbox.max_attempts,
             max_lookups=terms.outbox.max_lookups,
+            resend=terms.outbox.unknown == "resend",
         )
 
     async def _deliver_by_sending(self, row: Row, delivery: Delivery) -> str:
@@ -203,22 +226,36 @@ class Outbox:
             raise  # started, and nothing known: reconciled by the next run
         except Exception as error:  # our own fault: it may have been sent
             sent = Sent(ok=False, code="SIDECAR_INTERNAL", message=f"{type(error).__name__}: {error}")
-        following = after_send(row.facts(), sent, self._means(row))
+        following = after_send(row.facts(), sent, self._means(row, sent.notification_id))
         if sent.held_back:
             row = replace(row, attempts=row.attempts - 1)
             self._held_back[row.id] = self._held_back.get(row.id, 0) + 1
         else:
             self._held_back.pop(row.id, None)
-        evidence = sent.evidence or (f"answered {sent.status}" if sent.status else None)
-        await self._finish(row, following, f"{sent.code}: {sent.message}", sent.notification_id, evidence)
-        if following.state in ("sent", "failed"):
-            self.counts.delivered(row.upstream, "delivered" if sent.ok else "failed")
+        ended = _End(
+            following,
+            code=sent.code,
+            message=f"{sent.code}: {sent.message}",
+            notification_id=sent.notification_id,
+            evidence=sent.evidence or (f"answered {sent.status}" if sent.status else None),
+            retry_after=sent.retry_after,
+            answer=await self._sealed_answer(row, sent),
+        )
+        await self._finish(row, ended, "delivered")
         return following.state
+
+    async def _sealed_answer(self, row: Row, sent: Sent) -> bytes | None:
+        answer, most = sent.answer, self.terms_of(row.upstream).outbox.max_response_bytes
+        if answer is None:
+            return None
+        return await self.store.in_thread(
+            lambda: outbox_rows.sealed_answer(self.keyring, row, answer, sent.answer_size, most)
+        )
 
     async def _reconcile(self, row: Row, delivery: Delivery) -> str:
         violated = row.notified_at is not None
         found: Found | None = None
-        if self.terms_of(row.upstream).outbox.reconcile is not None:
+        if self._means(row).lookup:
             try:
                 found = await self._lookup(delivery)
             except asyncio.CancelledError:
@@ -226,26 +263,39 @@ class Outbox:
             except Exception as error:  # not knowing is an answer as well
                 found = Found(None, message=f"{type(error).__name__}: {error}")
         following = after_lookup(row.facts(), found, self._means(row))
-        given = found or Found(None, message="there is no lookup for this upstream (`outbox.reconcile`)")
-        await self._finish(row, following, given.message, given.notification_id or row.notification_id, given.evidence)
+        given = found or Found(None, message=self._why_not_asked(row))
+        ended = _End(
+            following,
+            message=given.message,
+            notification_id=given.notification_id,
+            evidence=given.evidence,
+            retry_after=given.retry_after,
+        )
+        await self._finish(row, ended, "reconciled")
         if violated and row.lookups == 1:
             self.counts.order_violated(row.upstream)
             self._on_event("outbox_order_violated", {"delivery": row.id, "upstream": row.upstream})
-        if following.state == "sent":
-            self.counts.delivered(row.upstream, "reconciled")
-        elif following.state == "failed":
-            self.counts.delivered(row.upstream, "failed")
         return following.state
 
-    async def _finish(
-        self, row: Row, following: Next, error: str, notification_id: str | None = None, evidence: str | None = None
-    ) -> None:
-        """Until it is written: only a crash leaves a row that has to be reconciled."""
-        tried = row.attempts + row.lookups + self._held_back.get(row.id, 0)
-        wait = {"now": 0.0, "later": self._delay(row.upstream, max(1, tried)), "never": None}
+    def _why_not_asked(self, row: Row) -> str:
+        if self.terms_of(row.upstream).outbox.reconcile is None:
+            return "there is no lookup for this upstream (`outbox.reconcile`)"
+        return "the lookup needs the provider's own id (`{notification_id}`), and it has named none"
 
-        def work(connection: sqlite3.Connection) -> None:
-            now, pause = self.now(), wait[following.again]
+    async def _finish(self, row: Row, ended: _End, good: str) -> None:
+        """Until it is written: only a crash leaves a row that has to be reconciled. `good` is what it counts as when
+        the provider has it."""
+        following = ended.following
+        tried = max(1, row.attempts + row.lookups + self._held_back.get(row.id, 0))
+        pause = {
+            "now": 0.0,
+            "later": self._delay(row.upstream, ended.code, tried, ended.retry_after),
+            "never": None,
+        }[following.again]
+        error = text_shown(ended.message, self._redactor)[:2000]
+
+        def work(connection: sqlite3.Connection) -> list[str]:
+            now = self.now()
             connection.execute("UPDATE deliveries SET attempts = ? WHERE id = ?", (row.attempts, row.id))
             outbox_rows.end(
                 connection,
@@ -253,20 +303,30 @@ class Outbox:
                 following,
                 now=now,
                 next_at=None if pause is None else now + pause,
-                error=text_shown(error, self._redactor)[:2000],
-                notification_id=notification_id,
-                evidence=evidence,
+                error=error,
+                notification_id=ended.notification_id,
+                evidence=ended.evidence,
             )
+            if ended.answer is not None:
+                outbox_rows.keep_answer(connection, row.id, ended.answer)
+            return outbox_rows.jobs_of(connection, row.id)
 
-        await asyncio.shield(clock.spawn(self._until_written(work), "settle a delivery"))
+        jobs = await asyncio.shield(clock.spawn(self._until_written(work, ended), "settle a delivery"))
+        if following.state == "sent":
+            self.counts.delivered(row.upstream, good)
+        elif following.state in ("failed", "unknown"):
+            self.counts.delivered(row.upstream, following.state)
+            told = {"delivery": row.id, "upstream": row.upstream, "state": following.state, "error": error}
+            self._on_event("outbox_gave_up", {**told, "job_id": jobs[0] if jobs else ""})
 
-    async def _until_written(self, work: Callable[[sqlite3.Connection], None]) -> None:
+    async def _until_written(self, work: Callable[[sqlite3.Connection], list[str]], ended: _End) -> list[str]:
         while True:
             try:
                 return await self.store.write(work)
             except NotKept:
                 if self._closing or not self.store.running:
                     raise
+            ended.answer = None  # where there is no room, the fate of a delivery goes before what was said about it
             await self._sleep(_WRITE_AGAIN)
 
     # ---- start and end -------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import orjson
 
 from sidecar.durable.bodies import BodyFile
 from sidecar.durable.delivery import Facts, Next, job_state
-from sidecar.durable.entry import Fields
+from sidecar.durable.entry import Answer, Fields
 from sidecar.durable.seal import Keyring
 from sidecar.durable.trouble import OtherPayload
 
@@ -88,6 +88,8 @@ class Delivery:
     send_key: str
     """The idempotency key for the provider, derived from (subject, recipient, version)."""
     attempts: int
+    notification_id: str | None = None
+    """The provider's own id of it, where it has named one."""
 
 
 def load(connection: sqlite3.Connection, delivery: int) -> Row | None:
@@ -118,12 +120,60 @@ def opened(keyring: Keyring, row: Row) -> Delivery:
         body_file=row.body_file,
         send_key=row.send_key,
         attempts=row.attempts,
+        notification_id=row.notification_id,
     )
 
 
-def recipient_of(keyring: Keyring, row: Row) -> str:
-    """Raises Damaged."""
-    return str(orjson.loads(keyring.open("delivery", row.host, row.send_key, row.request))["recipient"])
+def head_shown(keyring: Keyring, row: Row) -> tuple[str, str, str]:
+    """Recipient, method and url, as they were handed in. Raises Damaged."""
+    head: dict[str, Any] = orjson.loads(keyring.open("delivery", row.host, row.send_key, row.request))
+    return head["recipient"], head["method"], head["url"]
+
+
+def sealed_answer(keyring: Keyring, row: Row, answer: Answer, size: int, most: int) -> bytes:
+    """What the provider said, with at most so many bytes of its body; `size` is how many there were. Its cookies are
+    for whoever asked, who has long gone."""
+    headers = [
+        [name.decode("latin-1"), value.decode("latin-1")]
+        for name, value in answer.headers
+        if not name.lower().startswith(b"set-cookie")
+    ]
+    head = orjson.dumps({"status": answer.status, "headers": headers, "size": max(size, len(answer.body))})
+    return keyring.seal("answer", row.host, row.send_key, head + b"\n" + answer.body[:most])
+
+
+def opened_answer(keyring: Keyring, row: Row, sealed: bytes) -> tuple[dict[str, Any], bytes]:
+    """Status, headers and size, and the body as far as it was kept. Raises Damaged."""
+    head, _, body = keyring.open("answer", row.host, row.send_key, sealed).partition(b"\n")
+    return orjson.loads(head), body
+
+
+def answers_of(connection: sqlite3.Connection, job_id: str) -> dict[int, bytes]:
+    """By delivery, sealed; of those that have one."""
+    statement = (
+        "SELECT id, answer FROM deliveries JOIN job_deliveries ON delivery = id WHERE job_id = ? AND answer IS NOT NULL"
+    )
+    return dict(connection.execute(statement, (job_id,)).fetchall())
+
+
+def keep_answer(connection: sqlite3.Connection, delivery: int, sealed: bytes) -> None:
+    connection.execute(
+        "UPDATE deliveries SET size = size + ? - coalesce(length(answer), 0), answer = ? WHERE id = ?",
+        (len(sealed), sealed, delivery),
+    )
+
+
+def jobs_of(connection: sqlite3.Connection, delivery: int) -> list[str]:
+    found = connection.execute("SELECT job_id FROM job_deliveries WHERE delivery = ?", (delivery,)).fetchall()
+    return [job_id for (job_id,) in found]
+
+
+def first_of_job(connection: sqlite3.Connection, job_id: str) -> tuple[Row | None, int]:
+    """The first delivery, for a list, and how many there are."""
+    count, first = connection.execute(
+        "SELECT count(*), min(delivery) FROM job_deliveries WHERE job_id = ?", (job_id,)
+    ).fetchone()
+    return (None if first is None else load(connection, first)), count
 
 
 def head_of(recipient: str, method: str, url: str, headers: Fields) -> bytes:
@@ -234,7 +284,7 @@ def end(
             next_at,
             (row.started_at or now) if following.started else None,
             now if sent else None,
-            notification_id if sent else None,
+            (notification_id or row.notification_id) if following.started or following.ambiguous else None,
             (evidence or "accepted") if sent else None,
             following.ambiguous,
             following.giving_up,
@@ -247,7 +297,7 @@ def end(
 
 
 def settle_jobs(connection: sqlite3.Connection, delivery: int, now: float) -> None:
-    for (job_id,) in connection.execute("SELECT job_id FROM job_deliveries WHERE delivery = ?", (delivery,)).fetchall():
+    for job_id in jobs_of(connection, delivery):
         settle_job(connection, job_id, now)
 
 

@@ -67,7 +67,12 @@ _PLACES = (
         (("response", "answer"),),
     ),
     _Place(
-        "deliveries", "id", "host, send_key", "deliveries", (("request", "delivery"), ("body", "body")), ("body_file",)
+        "deliveries",
+        "id",
+        "host, send_key",
+        "deliveries",
+        (("request", "delivery"), ("body", "body"), ("answer", "answer")),
+        ("body_file",),
     ),
 )
 

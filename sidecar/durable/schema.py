@@ -155,5 +155,16 @@ _PAYLOADS_OF_DELIVERIES = (
     "ALTER TABLE deliveries ADD COLUMN payload_hash BLOB",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OPERATING, _KEYS_OF_APPS, _PAYLOADS_OF_DELIVERIES)
+_ANSWERS_TO_DELIVERIES = (
+    # What the provider said last, sealed: head and the beginning of its body.
+    "ALTER TABLE deliveries ADD COLUMN answer BLOB",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    _FIRST,
+    _OPERATING,
+    _KEYS_OF_APPS,
+    _PAYLOADS_OF_DELIVERIES,
+    _ANSWERS_TO_DELIVERIES,
+)
 VERSION = len(MIGRATIONS)
