@@ -128,6 +128,9 @@ UPSTREAM: dict[str, Any] = {
     "outbox": {
         "enabled": to(True, False),
         "policy": to("p", "patient"),
+        "policies": to({"BAD_GATEWAY": "p"}, {"BAD_GATEWAY": "patient"}),
+        "unknown": to("hold", "resend"),
+        "max_response_bytes": to(13_147, 13_148),
         "max_attempts": to(1_314_507, 23),
         "max_lookups": to(1_314_607, 13),
         "concurrency": to(133, 134),
@@ -332,7 +335,7 @@ SEEN: dict[str, Callable[[Running], Any]] = {
     },
     **{
         f"upstreams.<name>.outbox.{name}": lambda s, name=name: getattr(outbox(s), name)  # type: ignore[misc]
-        for name in ("enabled", "policy", "concurrency")
+        for name in ("enabled", "policy", "policies", "unknown", "concurrency")
     },
     "upstreams.<name>.outbox.reconcile.method": lambda s: outbox(s).reconcile.method,
     "upstreams.<name>.outbox.reconcile.delivered_when.status": lambda s: outbox(s).reconcile.delivered_when.status,
