@@ -200,7 +200,8 @@ class Settings(Section):
     """Directory for what must survive a restart; one sidecar owns it at a time. Relative paths start at the
     working directory."""
     shutdown_grace: Seconds = 20.0
-    """How long requests under way may take to finish after a request to stop, in seconds."""
+    """How long requests under way may take to finish after a request to stop, in seconds. What has not ended by then is
+    cut off, answered and kept, which takes up to 16 seconds more."""
     limits: Limits = Field(default_factory=Limits)
     egress: Egress = Field(default_factory=Egress)
     retries_enabled: Flag = True

@@ -37,8 +37,9 @@ from telemetry.logs import Log
 
 # Connections that were accepted but not yet served when a drain begins get this long to bring their request.
 _LAST_REQUESTS = 0.5
-# What was cut off at the end of the grace gets this long to say what is to be kept of it.
-_LAST_WORDS = 0.1
+# What is cut off at the end of the grace is kept and answered; at most this long, however slow disk and apps are.
+_LAST_WORDS = 5.0
+_LOOK_AGAIN = 0.02
 # Who watches the configuration gets this long to notice that it ends.
 _LAST_LOOK = 1.0
 _BACKLOG = 4096
@@ -164,15 +165,15 @@ class Sidecar:
         await clock.sleep(min(_LAST_REQUESTS, grace))
         while clock.monotonic() < deadline:
             self._close_idle()
-            if not proxy.downstreams and not proxy.tunnels:
+            if not proxy.downstreams and not proxy.tunnels and not proxy.errands:
                 break
             await clock.sleep(0.05)
-        in_time = not any(c.busy and not c.lingering for c in self._downstreams()) and not proxy.tunnels
-        for tunnel in tuple(proxy.tunnels):
-            tunnel.close()
+        left = self._under_way()
+        if left:
+            await self._cut_off()
         for connection in self._downstreams():
             connection.cut_off()
-        await clock.sleep(0 if in_time else _LAST_WORDS)
+        await clock.sleep(0)
         if self._watching is not None:
             await asyncio.wait((self._watching,), timeout=_LAST_LOOK)  # a disk may take for ever
         await proxy.kept.close()  # what it still sends needs the upstreams
@@ -183,8 +184,34 @@ class Sidecar:
         proxy.ticker.stop()
         await self._close_servers()
         await asyncio.get_running_loop().run_in_executor(None, proxy.signals.close)
-        self.log.info("sidecar.stopped", "stopped" if in_time else "stopped; the grace ended before all requests did")
-        return in_time
+        told = (
+            f"stopped; the grace ended before {left} of what was under way did, which was cut off"
+            if left
+            else "stopped"
+        )
+        self.log.info("sidecar.stopped", told, cut_off=left)
+        return not left
+
+    def _under_way(self) -> int:
+        """Requests, tunnels and errands that have not ended."""
+        busy = sum(connection.busy for connection in self._downstreams())
+        return busy + len(self.proxy.tunnels) + len(self.proxy.errands)
+
+    async def _cut_off(self) -> None:
+        """The grace is over. Requests are answered and kept, while there is time; tunnels are closed."""
+        proxy, deadline = self.proxy, clock.monotonic() + _LAST_WORDS
+        proxy.cutting_off = True
+        while clock.monotonic() < deadline:
+            for tunnel in tuple(proxy.tunnels):
+                tunnel.cut_off()
+            for errand in tuple(proxy.errands):
+                errand.cut_off()
+            for connection in self._downstreams():
+                connection.cut_exchange_off()
+            self._close_idle()
+            if not self._under_way() and not any(connection.lingering for connection in self._downstreams()):
+                break
+            await clock.sleep(_LOOK_AGAIN)
 
     async def _open_store(self) -> None:
         """What an earlier run left is reconciled before anything is served."""
@@ -205,7 +232,7 @@ class Sidecar:
     def _close_idle(self) -> None:
         self.proxy.handshakes.close()
         for connection in self._downstreams():
-            if not connection.busy:
+            if not connection.busy and not connection.lingering:
                 connection.force_close()
 
     async def _listen(self) -> tuple[str, int]:

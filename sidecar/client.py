@@ -29,7 +29,7 @@ _PASSING = frozenset(
     "CIRCUIT_OPEN RETRY_BUDGET_EXHAUSTED DEADLINE_EXCEEDED OVERLOADED".split()
 )
 # … and those that pass only sometimes: worth a try when the answer says when.
-_CONDITIONAL = frozenset("CONFLICT SLOT_CONFLICT VALIDATION_QUEUE_FULL IDEMPOTENCY_CONFLICT".split())
+_CONDITIONAL = frozenset("CONFLICT SLOT_CONFLICT VALIDATION_QUEUE_FULL IDEMPOTENCY_CONFLICT SHUTTING_DOWN".split())
 _PASSING_STATUS = frozenset({408, 429, 500, 502, 503, 504, 529})
 # What the sidecar says when the same request must not be sent again: it may have been executed, or is refused as such.
 _FINAL_OUTCOMES = frozenset({"not_retryable", "rejected"})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from sidecar import clock
 from sidecar.body import RequestBody
 from sidecar.exchange import Exchange
-from sidecar.failures import AnsweredHere, AttemptFailed
+from sidecar.failures import SHUTTING_DOWN, AnsweredHere, AttemptFailed
 from sidecar.headers import field_of
 from sidecar.policy.resend import NO_KEY
 from sidecar.relay import AppSink
@@ -184,9 +184,11 @@ class Sending(Exchange):
         self._future = None
         self._parked = False
         self._task = cast("asyncio.Task[None]", asyncio.current_task())  # this is one already
+        self._proxy.errands.add(self)
         try:
             await self.run()
         finally:
+            self._proxy.errands.discard(self)
             self._task = None
             if self._feeding is not None:
                 self._feeding.cancel()
@@ -207,7 +209,9 @@ class Sending(Exchange):
 
     @property
     def held_back(self) -> bool:
-        """Nothing was tried: the sidecar itself did not let it out."""
+        """Nothing was tried: the sidecar itself did not let it out, or ended before any of it was."""
+        if self.code == SHUTTING_DOWN and self.phase <= CONNECTED:
+            return True
         return not self.ok and not self.record.attempts
 
     @property

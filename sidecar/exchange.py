@@ -15,7 +15,16 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from sidecar import clock, relay
-from sidecar.failures import AnsweredHere, AttemptFailed, GaveUp, Intercepted, Malformed, Refused, UploadBroken
+from sidecar.failures import (
+    SHUTTING_DOWN,
+    AnsweredHere,
+    AttemptFailed,
+    GaveUp,
+    Intercepted,
+    Malformed,
+    Refused,
+    UploadBroken,
+)
 from sidecar.headers import UPGRADE_LINES, ResponseFields, request_head
 from sidecar.policy.overrides import NO_OVERRIDES
 from sidecar.posting import Posting
@@ -28,6 +37,9 @@ if TYPE_CHECKING:
     from sidecar.inbound import Downstream
     from sidecar.proxy import Proxy
     from sidecar.request import Request
+
+_CUT_OFF = "the sidecar was told to stop, and its grace ended before this did (shutdown_grace)"
+_BACK_IN = 2  # seconds: what a restart takes
 
 
 class Exchange(Posting):
@@ -111,6 +123,9 @@ class Exchange(Posting):
             self._drop_connection()
             self._answer_broken_upload(broken)
         except asyncio.CancelledError:
+            if self._proxy.cutting_off:
+                await self._end_cut_off()
+                return
             record.outcome = "cancelled"
             record.code = "CLIENT_DISCONNECTED"
             attempt = record.attempts[-1] if record.attempts else None
@@ -279,6 +294,38 @@ class Exchange(Posting):
 
     def location(self, value: bytes) -> bytes:
         return self._proxy.directory.location(self._request, self._upstream, value)
+
+    # ---- cut off by us ---------------------------------------------------------------------------------------
+
+    def cut_off(self) -> None:
+        """The grace of a shutdown is over. Whoever has its outcome, but no answer yet, is about to end by itself."""
+        if self._answered or not self.record.outcome:
+            self.cancel()
+
+    async def _end_cut_off(self) -> None:
+        """Nobody's doing but ours: the app is told so, and what it asked for is kept. How far it got is in the attempt,
+        so what may have been executed is not taken for safe."""
+        if self._task is not None:
+            self._task.uncancel()  # it lives on
+        record, attempt = self.record, self.record.attempts[-1] if self.record.attempts else None
+        record.code, record.message, record.suppressed = SHUTTING_DOWN, _CUT_OFF, "draining"
+        if attempt is not None and attempt.code is None:
+            attempt.code, attempt.message, attempt.ended = record.code, record.message, clock.monotonic()
+            if self._connection is not None:
+                attempt.phase = self._connection.phase
+        if self._answered:
+            record.outcome = "failed_streaming"
+            self.keep_alive = False
+            if self._client.transport is not None:
+                relay.cut_off(self._client.transport, reset=self._request.http10)
+            return
+        record.outcome = "deadline"
+        self._end_attempt()
+        accepted = await self._keep(SHUTTING_DOWN, _CUT_OFF)
+        if accepted is not None:
+            self._answer_here(accepted)
+        else:
+            self._answer_failed(GaveUp(SHUTTING_DOWN, _CUT_OFF, reason="draining", retry_after=_BACK_IN))
 
     # ---- settle ----------------------------------------------------------------------------------------------
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from sidecar.upstream.endpoints import UpstreamState
 
 
+SHUTTING_DOWN = "SHUTTING_DOWN"
+"""The code of whatever the sidecar itself cuts off when it ends."""
+
+
 class Refused(Exception):
     """The sidecar itself says no: nothing was sent to any upstream because of this request."""
 

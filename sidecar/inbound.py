@@ -360,8 +360,13 @@ class Downstream(RequestReader):
         elif now - self.idle_since > limits.keepalive_timeout:
             self.force_close()
 
+    def cut_exchange_off(self) -> None:
+        """The grace is over: what is under way ends with an answer that says so, or visibly broken off."""
+        if self._exchange is not None:
+            self._exchange.cut_off()
+
     def cut_off(self) -> None:
-        """The grace is over: end the connection whatever it is doing."""
+        """End the connection whatever it is doing."""
         if self.transport is not None:
             self.transport.abort()
 

@@ -41,6 +41,8 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LASTING = frozenset({b"x-sidecar-operation", b"x-sidecar-policy"})
 # An app that is still sending sends on; one that pauses longer than this gets its answer instead.
 _PAUSE = 1.0
+# When the sidecar itself ends, all the rest has to come within this.
+_LAST_PIECES = 1.0
 _NOT_KEPT = frozenset({b"expect"})
 
 
@@ -75,8 +77,9 @@ class Keeping(Retrying):
         if connection is None or connection.complete:
             self._leave_place()  # the upstream is done; neither a slow app nor a slow disk may keep others out
         try:
-            body, size = await self._kept_body(upstream)
-        except UploadBroken:
+            async with asyncio.timeout(_LAST_PIECES if self._proxy.cutting_off else None):
+                body, size = await self._kept_body(upstream)
+        except (UploadBroken, TimeoutError):
             return None  # it was never a whole request
         await self._unhurried(self._write_down(upstream, known, code, message, body, size))
         dlq_id = self.record.dlq_id

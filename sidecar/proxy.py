@@ -40,6 +40,7 @@ from telemetry.logs import Log
 from telemetry.signals import Signals
 
 if TYPE_CHECKING:
+    from sidecar.errand import Sending
     from sidecar.guard import Guard
     from sidecar.listener import Listener
     from sidecar.request import Request
@@ -95,6 +96,8 @@ class Proxy:
         self.on_breaker_closed: Callable[[str], None] = lambda upstream: None
         """Given by the composition root."""
         self.draining = False
+        self.cutting_off = False
+        """The grace of a drain is over: whatever ends now is ended from here, and by nobody else."""
         self.retries_enabled = settings.retries_enabled
         """The kill switch."""
         self.backoffs: set[asyncio.Future[None]] = set()
@@ -104,6 +107,8 @@ class Proxy:
         self.listener: Listener | None = None
         self.downstreams: Collection[object] = ()  # the listener's connections, once there is one
         self.tunnels: set[Tunnel] = set()
+        self.errands: set[Sending] = set()
+        """Replays, deliveries and lookups under way."""
         self.handshakes = Handshakes(self)
         self.interception = Interception(self)
         self.guard: Guard | None = None
@@ -154,8 +159,9 @@ class Proxy:
         self.directory.sweep(now)
 
     def drain(self) -> None:
-        """No new retries; every answer from here on says `Connection: close`."""
+        """No new retries, replays or deliveries; every answer from here on says `Connection: close`."""
         self.draining = True
+        self.kept.drain()
         for waiting in self.backoffs:
             if not waiting.done():
                 waiting.set_result(None)

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, cast
 
 from sidecar import clock
-from sidecar.failures import Malformed, Refused
+from sidecar.failures import SHUTTING_DOWN, Malformed, Refused
 from sidecar.routing import Origin, parse_authority
 from sidecar.upstream.endpoints import UpstreamState
 
@@ -142,6 +142,13 @@ class Tunnel:
             self._deadline = now + self._idle
         elif now > self._deadline:
             self.close()
+
+    def cut_off(self) -> None:
+        """The grace of a shutdown is over. Whether it was idle nobody can see: a broken tunnel like any other."""
+        record = self._record
+        if record.code is None:
+            record.code, record.message = SHUTTING_DOWN, "the sidecar was told to stop, and its grace was over"
+        self.close()
 
     def close(self) -> None:
         for side in (self._client, self._upstream):

@@ -58,6 +58,7 @@ EXPECTED = {
     "NOT_IMPLEMENTED": ("PERMANENT", "fatal", 501),
     "VERSION_NOT_SUPPORTED": ("PERMANENT", "fatal", 505),
     "OVERLOADED": ("TRANSIENT", "fatal", 503),
+    "SHUTTING_DOWN": ("TRANSIENT", "conditional", 503),
     "DLQ_FULL": ("CRITICAL", "fatal", 503),
     "SIDECAR_INTERNAL": ("CRITICAL", "fatal", 500),
 }

@@ -21,6 +21,8 @@ from tests.conftest import Starter
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "config" / "examples" / "deploy"
 OLDEST_WITH_SIDECARS = "1.29"
+LAST_WORDS = 16
+"""What the end may take beyond the grace, in seconds."""
 
 
 def unit() -> dict[str, list[str]]:
@@ -91,7 +93,7 @@ def test_the_unit_runs_commands_that_there_are() -> None:
 
 
 def test_the_unit_gives_time_to_drain_and_a_place_for_the_state() -> None:
-    assert int(unit()["TimeoutStopSec"][0]) > settings().shutdown_grace
+    assert int(unit()["TimeoutStopSec"][0]) > settings().shutdown_grace + LAST_WORDS
     assert f"SIDECAR__STATE_DIR=/var/lib/{unit()['StateDirectory'][0]}" in unit()["Environment"]
     assert 2 * settings().limits.connections <= int(unit()["LimitNOFILE"][0])
     assert "/bin/kill -HUP $MAINPID" == unit()["ExecReload"][0]
@@ -151,7 +153,7 @@ def test_the_sidecar_is_a_native_one_that_is_probed_where_it_listens() -> None:
 
 
 def test_the_pod_lives_long_enough_for_both_to_drain() -> None:
-    assert pod()["terminationGracePeriodSeconds"] >= 2 * settings().shutdown_grace
+    assert pod()["terminationGracePeriodSeconds"] >= 2 * settings().shutdown_grace + LAST_WORDS
 
 
 def test_everything_that_is_mounted_is_there_and_the_state_is_claimed() -> None:
@@ -197,7 +199,7 @@ def test_compose_names_what_there_is() -> None:
     sidecar, app = file["services"]["sidecar"], file["services"]["app"]
     chosen = parser().parse_args(sidecar["command"])
     assert ("run", Path("/etc/sidecar/sidecar.yaml")) == (chosen.command, chosen.config)
-    assert int(sidecar["stop_grace_period"].removesuffix("s")) > settings().shutdown_grace
+    assert int(sidecar["stop_grace_period"].removesuffix("s")) > settings().shutdown_grace + LAST_WORDS
     mounts = {where: what for what, where, *_ in (volume.split(":") for volume in sidecar["volumes"])}
     assert (DEPLOY / mounts["/etc/sidecar"] / "sidecar.yaml").is_file()
     assert mounts["/var/lib/sidecar"] in file["volumes"]

@@ -332,6 +332,7 @@ async def test_a_request_that_outlives_the_grace_is_cut_and_the_exit_code_says_s
     process = await (await run(upstreams=routed(upstream), shutdown_grace=0.2)).ready()
     (app,) = await requests_in_flight(process, upstream, 1)
     process.signal(signal.SIGTERM)
+    assert (503, "SHUTTING_DOWN") == ((reply := await app.reply()).status, reply.json["error_code"])
     assert await app.closed()
     assert 1 == await process.ended()
     assert "grace" in (await process.logged("sidecar.stopped"))["body"]

@@ -43,6 +43,7 @@ class Attempts:
         self._on_event = on_event
         self._sleep = sleep
         self._claims = Claims(letters)
+        self._settling: set[asyncio.Task[Settled]] = set()
         self.closing = False
 
     async def make(self, dlq_id: str, job: str, ask: Ask, by: str) -> Settled | Refusal:
@@ -54,14 +55,25 @@ class Attempts:
             async with asyncio.timeout(lease):
                 result = await self._send(claimed)
         except asyncio.CancelledError:
-            unknown = Result(ok=False, code="CLIENT_DISCONNECTED", phase=SENT, message="the sidecar was stopped")
-            await asyncio.shield(clock.spawn(self._settle(claimed, job, unknown), "settle a cut-off replay"))
+            unknown = Result(ok=False, code="SHUTTING_DOWN", phase=SENT, message="the sidecar was stopped")
+            await self._written(claimed, job, unknown)
             raise
         except TimeoutError:
             result = Result(ok=False, code="NETWORK_TIMEOUT", message=f"no result within replay.lease ({lease:g} s)")
         except Exception as error:  # our own fault: it may have been sent, so that is what is noted
             result = Result(ok=False, code="SIDECAR_INTERNAL", message=f"{type(error).__name__}: {error}")
-        return await asyncio.shield(clock.spawn(self._settle(claimed, job, result), "settle a replay"))
+        return await self._written(claimed, job, result)
+
+    async def _written(self, claimed: Entry, job: str, result: Result) -> Settled:
+        """Goes on when whoever asked is cancelled."""
+        settling = clock.spawn(self._settle(claimed, job, result), "settle a replay")
+        self._settling.add(settling)
+        settling.add_done_callback(self._settling.discard)
+        return await asyncio.shield(settling)
+
+    async def settled(self) -> None:
+        """Whatever has ended is written down."""
+        await asyncio.gather(*self._settling, return_exceptions=True)
 
     async def _settle(self, claimed: Entry, job: str, result: Result) -> Settled:
         """Until it is written: only a crash leaves a claim behind, and that is reconciled."""

@@ -33,7 +33,7 @@ T = TypeVar("T")
 _STORE = "store.db"  # opening.FILE; that module would bring the database library with it
 _SEAL_KEY = "SIDECAR_SEAL_KEY"
 _TRY_AGAIN = 5.0
-_LAST_WRITES = 10.0
+_LAST_WRITES = 5.0
 _ERRORS = frozenset(
     f"sidecar.store.{what}" for what in ("degraded", "damaged", "set_aside", "gone", "mended", "log_damaged")
 )
@@ -52,6 +52,7 @@ class Kept:
         self._try_again_at = 0.0
         self._failure: Trouble | None = None
         self._told_volatile = False
+        self._draining = False
         self._closed = False
         self._credentials: Credentials | None = None
         self._background: set[asyncio.Task[Any]] = set()
@@ -127,14 +128,22 @@ class Kept:
             lock=self.lock,
         )
         self.on_open(durable)
+        if self._draining:
+            durable.drain()
         await durable.begin()
         return durable
 
+    def drain(self) -> None:
+        """Nothing more is sent from here; the store goes on taking what is to be kept."""
+        self._draining = True
+        if self.durable is not None:
+            self.durable.drain()
+
     async def close(self) -> None:
-        self._closed = True
         deadline = clock.monotonic() + _LAST_WRITES
-        while self._background and clock.monotonic() < deadline:
+        while self._background and clock.monotonic() < deadline:  # one of them may have to open the store first
             await asyncio.wait(self._background, timeout=deadline - clock.monotonic())
+        self._closed = True
         if self._opening is not None:
             await asyncio.wait([self._opening])
         if self.durable is not None:

@@ -211,6 +211,13 @@ class Durable:
             except Trouble:
                 pass  # a store in trouble says so itself, and all of this is tried again
 
+    def drain(self) -> None:
+        """What is being sent goes on, nothing else is begun."""
+        if self.replayer is not None:
+            self.replayer.drain()
+        if self.outbox is not None:
+            self.outbox.drain()
+
     async def close(self) -> None:
         """What sends stops first, the store last."""
         self._closing.set()

@@ -111,6 +111,8 @@ class Outbox:
         self._tasks: set[asyncio.Task[None]] = set()
         self._runner: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        self._settling: set[asyncio.Task[list[str]]] = set()
+        self._draining = False
         self._closing = False
 
     # ---- the worker ----------------------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ class Outbox:
 
     async def begin_due(self) -> int:
         """Start what is due and fits. Returns how many were started."""
-        if len(self._under_way) >= _AT_ONCE:
+        if self._draining or len(self._under_way) >= _AT_ONCE:
             return 0
         due = await self.store.read(
             lambda connection: connection.execute(
@@ -311,7 +313,10 @@ class Outbox:
                 outbox_rows.keep_answer(connection, row.id, ended.answer)
             return outbox_rows.jobs_of(connection, row.id)
 
-        jobs = await asyncio.shield(clock.spawn(self._until_written(work, ended), "settle a delivery"))
+        settling = clock.spawn(self._until_written(work, ended), "settle a delivery")
+        self._settling.add(settling)
+        settling.add_done_callback(self._settling.discard)
+        jobs = await asyncio.shield(settling)
         if following.state == "sent":
             self.counts.delivered(row.upstream, good)
         elif following.state in ("failed", "unknown"):
@@ -365,12 +370,18 @@ class Outbox:
             if some < _PER_SWEEP:
                 return removed
 
+    def drain(self) -> None:
+        """No more deliveries are begun; those that are due wait for the next run."""
+        self._draining = True
+
     async def close(self) -> None:
-        """Stop at once: what is under way stays started, and is reconciled by the next run."""
+        """Stop at once: what is under way stays started, and is reconciled by the next run. How a delivery ended that
+        has ended is written first."""
         self._closing = True
         self._wake.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._settling, return_exceptions=True)
         if self._runner is not None:
             await self._runner

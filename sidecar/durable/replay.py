@@ -29,6 +29,7 @@ from sidecar.durable.workflow import Ask, Refusal, needs_remediation, refuse_rep
 
 _PAGE = 200
 _LIVE_PAUSE = 0.05
+_STOPPED = "the sidecar was stopped"
 
 
 class Replayer:
@@ -58,6 +59,7 @@ class Replayer:
         self._shelf = Shelf(letters.store)
         self.jobs, self.job = self._shelf.jobs, self._shelf.job
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._draining = False
 
     # ---- one -----------------------------------------------------------------------------------------------------
 
@@ -128,7 +130,7 @@ class Replayer:
             if job.state not in ENDED:
                 job.state = "done"
         except asyncio.CancelledError:
-            job.state, job.why = "interrupted", "the sidecar was stopped"
+            job.state, job.why = "interrupted", _STOPPED
             raise
         except Trouble as trouble:
             job.state, job.why = "interrupted", str(trouble)
@@ -192,7 +194,7 @@ class Replayer:
                 return
 
     async def _send_batch(self, job: Job, batch: list[Entry], rate: float) -> int | None:
-        """How many failed; None when the job was cancelled."""
+        """How many failed; None when the job has ended."""
         tasks: list[asyncio.Task[int]] = []
         try:
             for entry in batch:
@@ -207,7 +209,7 @@ class Replayer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
-        return None if job.state == "cancelled" else failures
+        return None if job.state in ENDED else failures
 
     async def _may_go(self, job: Job, upstream: str) -> bool:
         await job.going.wait()
@@ -216,6 +218,8 @@ class Replayer:
             await self._sleep(_LIVE_PAUSE)
             await job.going.wait()
         job.current = "sending"
+        if self._draining and job.state == "running":
+            job.state, job.why = "interrupted", _STOPPED
         return job.state == "running"
 
     async def _one_of(self, job: Job, entry: Entry) -> int:
@@ -261,7 +265,7 @@ class Replayer:
 
     async def breaker_closed(self, upstream: str) -> Job | None:
         """`replay.auto: on_close`: drain what is safe, one entry first."""
-        if self._attempts.closing or self._letters.terms_of(upstream).replay.auto != "on_close":
+        if self._attempts.closing or self._draining or self._letters.terms_of(upstream).replay.auto != "on_close":
             return None
         if any(
             job.state in ("running", "paused") and upstream in job.order.wanted.upstream
@@ -272,13 +276,18 @@ class Replayer:
             return None
         return await self.start(Order(Filter(upstream=(upstream,)), by="auto: on_close"))
 
+    def drain(self) -> None:
+        """No further entry of a job is sent; those under way may end."""
+        self._draining = True
+
     async def close(self) -> None:
-        """Stop at once; what is under way is noted as sent without an answer."""
+        """Stop at once; what is under way is noted as sent without an answer, what has ended as it ended."""
         self._attempts.closing = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._attempts.settled()
 
 
 def _next_batch(waiting: deque[Entry], size: int) -> list[Entry]:
