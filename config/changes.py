@@ -16,7 +16,8 @@ from config.fields import Section
 from config.model import Settings
 from config.problems import dotted
 
-# Sockets are bound, the directory is locked and the file is open: these are read when the sidecar starts.
+# Sockets are bound, the directory is locked, descriptors are shared out and the file is open: these are read when the
+# sidecar starts.
 AT_START: tuple[KeyPath, ...] = (
     ("listen",),
     ("admin", "host"),
@@ -24,6 +25,7 @@ AT_START: tuple[KeyPath, ...] = (
     ("admin", "tls"),
     ("probes",),
     ("state_dir",),
+    ("limits", "admin_connections"),
     ("telemetry", "events"),
 )
 _ABSENT = object()

@@ -151,7 +151,11 @@ class Limits(Section):
     """How many hosts without an upstream of their own get a label of their own in metrics; later ones share
     `_other`."""
     connections: Count = 10_000
-    """How many connections from applications may be open at once."""
+    """How many connections from applications may be open at once. The process needs about twice as many open files
+    (`ulimit -n`); where fewer are to be had, the start says so."""
+    admin_connections: Count = 128
+    """How many connections the admin port may have at once, and as many the probes listener. When all are taken, the
+    one that has been silent longest makes room. They have `head_timeout` and `keepalive_timeout` too."""
     tunnels: Count = 1_000
     """How many CONNECT and Upgrade tunnels may be open at once."""
     head_bytes: Annotated[Bytes, Field(ge=1024)] = 65_536

@@ -15,15 +15,18 @@ import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import aiohttp.http_parser
 from aiohttp import web
 
 from config.addresses import is_loopback, join_host_port
 from config.loader import Loaded
-from config.model import ServerCertificate, Settings
+from config.model import Admin, Probes, ServerCertificate, Settings
 from sidecar import __version__, clock
 from sidecar.admin.api import Api
+from sidecar.admin.door import Door
+from sidecar.descriptors import TooFew
 from sidecar.durable.lock import StateLock
 from sidecar.durable.trouble import Trouble
 from sidecar.inbound import Downstream
@@ -66,7 +69,10 @@ class Sidecar:
                 "install a wheel built for this platform"
             )
         self.log = log
-        self.proxy = Proxy(loaded.settings, log, __version__, lookup, environ)
+        try:
+            self.proxy = Proxy(loaded.settings, log, __version__, lookup, environ)
+        except TooFew as few:
+            raise CannotStart(str(few)) from few
         senders = Senders(self.proxy, environ or {})
         self.proxy.kept.on_open = senders.attach
         self.proxy.on_breaker_closed = senders.breaker_closed
@@ -76,6 +82,7 @@ class Sidecar:
         self._watching: asyncio.Task[None] | None = None
         self._listener = Listener(self.proxy)
         self._server: asyncio.Server | None = None
+        self._side_servers: list[tuple[asyncio.Server, Door]] = []
         self._runners: list[web.AppRunner] = []
         self._lock: StateLock | None = None
         self.address = ("", 0)
@@ -92,10 +99,9 @@ class Sidecar:
         self._lock = proxy.kept.lock = lock_state_dir(Path(settings.state_dir))
         try:
             tls = None if settings.admin.tls is None else server_tls("admin", settings.admin.tls)
-            self.admin_address = await self._serve(self.api.application(), settings.admin, "admin", tls)
+            self.admin_address = await self._serve(settings.admin, "admin", tls)
             if settings.probes is not None:
-                probes = self.api.application(probes_only=True)
-                self.probes_address = await self._serve(probes, settings.probes, "probes")
+                self.probes_address = await self._serve(settings.probes, "probes")
             scheme = "http" if tls is None else "https"
             proxy.answers.documentation = f"{scheme}://{join_host_port(*self.admin_address)}"
             await self._open_store()
@@ -125,6 +131,9 @@ class Sidecar:
             config=str(path) if path else None,
             state_dir=str(settings.state_dir),
         )
+        shortage = proxy.descriptors.shortage(settings.limits.connections)
+        if shortage is not None:
+            self.log.warn("sidecar.descriptors.short", shortage)
         if path is not None and path.is_file():  # not a pipe, which can be read only once
             with contextlib.suppress(ImportError):  # `_watch` tells of it
                 importlib.import_module("watchfiles")  # now: what loading leaves behind is given back with the rest
@@ -246,7 +255,7 @@ class Sidecar:
         if listen.tls is not None:
             from sidecar.front import Front
 
-            accept = partial(Front, self.proxy, accept, server_tls("listen", listen.tls))
+            accept = partial(Front, self.proxy, self.proxy.handshakes, accept, server_tls("listen", listen.tls))
         try:
             self._server = await loop.create_server(accept, listen.host, listen.port, backlog=_BACKLOG)
         except OSError as error:
@@ -257,9 +266,11 @@ class Sidecar:
         return host, port
 
     async def _serve(
-        self, app: web.Application, where: object, role: str, tls: ssl.SSLContext | None = None
+        self, where: Admin | Probes, role: Literal["admin", "probes"], tls: ssl.SSLContext | None = None
     ) -> tuple[str, int]:
-        host, port = where.host, where.port  # type: ignore[attr-defined]  # Admin and Probes have both
+        host, port, proxy = where.host, where.port, self.proxy
+        door = Door(proxy, proxy.descriptors.side_doors_each)
+        app = self.api.application(door, probes_only=role == "probes")
         runner = web.AppRunner(
             app,
             access_log=None,
@@ -270,17 +281,30 @@ class Sidecar:
         )
         await runner.setup()
         self._runners.append(runner)
+        assert runner.server is not None
+        door.serve = runner.server
+        accept: Callable[[], asyncio.Protocol] = door
+        if tls is not None:
+            from sidecar.front import Front
+
+            accept = partial(Front, proxy, door.handshakes, door, tls)
         try:
-            await web.TCPSite(runner, host, port, ssl_context=tls).start()
+            server = await proxy.loop.create_server(accept, host, port)
         except OSError as error:
             raise _cannot_bind(error, role, host, port) from error
-        for address in runner.addresses:
-            self.proxy.egress.add_listener(address[0], address[1], role)
-        return runner.addresses[0][0], runner.addresses[0][1]
+        self._side_servers.append((server, door))
+        for sock in server.sockets:
+            proxy.egress.add_listener(sock.getsockname()[0], sock.getsockname()[1], role)
+        address = server.sockets[0].getsockname()
+        return address[0], address[1]
 
     async def _close_servers(self) -> None:
         if self._server is not None:
             self._server.close()
+        for server, door in self._side_servers:
+            server.close()
+            door.handshakes.close()
+        self._side_servers.clear()
         for runner in self._runners:
             await runner.cleanup()
         self._runners.clear()

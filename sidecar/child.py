@@ -1,6 +1,7 @@
 """The app that `sidecar run -- CMD` starts: it gets our signals and our standard input, and its exit code is ours.
 
-Law: what the app would have noticed about its parent stays as it was: process group, terminal, file mode mask. A signal
+Law: what the app would have noticed about its parent stays as it was: process group, terminal, file mode mask, the
+number of files it may open. A signal
 that a terminal sends to the whole group is not sent a second time.
 """
 
@@ -11,6 +12,10 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sidecar.descriptors import Inherited
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 PASSED_ON = (
@@ -35,15 +40,16 @@ class CannotRun(Exception):
 class Child:
     """Use `start`, then `ended`."""
 
-    def __init__(self, command: Sequence[str], umask: int) -> None:
+    def __init__(self, command: Sequence[str], inherited: Inherited) -> None:
         self._command = list(command)
-        self._umask = umask
+        self._inherited = inherited
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, environ: Mapping[str, str], loop: asyncio.AbstractEventLoop) -> None:
         name = self._command[0]
         try:
-            self._process = subprocess.Popen(self._command, env=dict(environ), umask=self._umask)
+            with self._inherited.passed_on():
+                self._process = subprocess.Popen(self._command, env=dict(environ), umask=self._inherited.umask)
         except FileNotFoundError as error:
             raise CannotRun(f"{name}: not found; give a program in PATH, or its whole path", NOT_FOUND) from error
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The listener with `listen.tls`: a connection waits here for its first byte, then TLS begins.
+"""A listener with TLS: a connection waits here for its first byte, then TLS begins.
 
 Law: nothing but waiting. A connection that says nothing is closed after `limits.head_timeout` and counted.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from sidecar import clock
 from sidecar.failures import Refused
-from sidecar.handshakes import CLOSED, TIMEOUT
+from sidecar.handshakes import CLOSED, TIMEOUT, Handshakes
 
 if TYPE_CHECKING:
     from sidecar.proxy import Proxy
@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 class Front(asyncio.Protocol):
     """One connection that has not said anything yet."""
 
-    __slots__ = ("_accept", "_context", "_deadline", "_proxy", "_transport")
+    __slots__ = ("_accept", "_context", "_deadline", "_handshakes", "_proxy", "_transport")
 
-    def __init__(self, proxy: Proxy, accept: Callable[[], asyncio.Protocol], context: ssl.SSLContext) -> None:
+    def __init__(
+        self, proxy: Proxy, handshakes: Handshakes, accept: Callable[[], asyncio.Protocol], context: ssl.SSLContext
+    ) -> None:
         self._proxy = proxy
+        self._handshakes = handshakes
         self._accept = accept
         self._context = context
         self._deadline = clock.monotonic() + proxy.limits.head_timeout
@@ -33,12 +36,12 @@ class Front(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         try:
-            self._proxy.handshakes.check_room()
+            self._handshakes.check_room(transport)
         except Refused:
             self._proxy.metrics.malformed("connections")
             self._transport.abort()  # it speaks TLS: there is no way to tell it
             return
-        self._proxy.handshakes.awaited(self._transport)
+        self._handshakes.awaited(self._transport)
         self._proxy.ticker.watched.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -48,7 +51,7 @@ class Front(asyncio.Protocol):
         self._proxy.ticker.watched.discard(self)
         self._transport = None
         transport.pause_reading()
-        self._proxy.handshakes.begin(transport, data, self._context, self._accept(), self._failed)
+        self._handshakes.begin(transport, data, self._context, self._accept(), self._failed)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._give_up(CLOSED)
@@ -62,8 +65,8 @@ class Front(asyncio.Protocol):
     def _give_up(self, word: str) -> None:
         self._proxy.ticker.watched.discard(self)
         if self._transport is not None:
-            self._proxy.handshakes.gave_up(self._transport, word)
+            self._handshakes.gave_up(self._transport, word)
             self._transport = None
 
     def _failed(self, word: str, why: str) -> None:
-        self._proxy.handshakes.tell(word, f"TLS with the listener failed: {why}")
+        self._handshakes.tell(word, f"TLS with the listener failed: {why}")

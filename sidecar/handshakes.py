@@ -1,8 +1,8 @@
 """TLS with the app: a plain connection becomes one over TLS, or ends within its time.
 
-Law: whoever begins a handshake is counted against `limits.connections` and may take `limits.head_timeout`. A failure
-closes the connection, is counted in `sidecar_tls_client_errors_total` under one of a few words, and is told at a
-limited rate. Bytes that came before the handshake began (a ClientHello right behind a CONNECT) are its first ones.
+Law: whoever begins a handshake is counted among its listener's connections, and may take `limits.head_timeout`. A
+failure closes the connection, is counted in `sidecar_tls_client_errors_total` under one of a few words, and is told at
+a limited rate. Bytes that came before the handshake began (a ClientHello right behind a CONNECT) are its first ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from sidecar import clock
-from sidecar.failures import Refused
 from telemetry.names import Field
 
 if TYPE_CHECKING:
@@ -39,23 +38,26 @@ _REFUSALS = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "CERTIFICAT
 class Handshakes:
     """Those under way."""
 
-    def __init__(self, proxy: Proxy) -> None:
+    def __init__(self, proxy: Proxy, room: Callable[[int, asyncio.BaseTransport | None], None]) -> None:
+        """`room` is told how many there are, and who comes; it raises Refused when that is one too many."""
         self._proxy = proxy
+        self._room = room
         self._opening: dict[asyncio.Transport, asyncio.Task[None] | None] = {}
 
     def __len__(self) -> int:
         return len(self._opening)
 
-    def check_room(self) -> None:
+    def check_room(self, transport: asyncio.BaseTransport | None = None) -> None:
         """Connections in their handshake are not among the listener's; together they are bounded like those."""
-        limit = self._proxy.limits.connections
-        if len(self._opening) + len(self._proxy.downstreams) > limit:
-            raise Refused(
-                "OVERLOADED",
-                f"{limit} connections are open already (limits.connections)",
-                reason="connections",
-                retry_after=1,
-            )
+        self._room(len(self._opening), transport)
+
+    def end_oldest(self) -> bool:
+        """False: there is none."""
+        oldest = next((transport for transport in self._opening if not transport.is_closing()), None)
+        if oldest is not None:
+            self._opening.pop(oldest)
+            oldest.abort()
+        return oldest is not None
 
     def awaited(self, transport: asyncio.Transport) -> None:
         """Its first byte is: until then it counts, and can be closed."""

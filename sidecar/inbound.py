@@ -17,7 +17,7 @@ import httptools
 
 from sidecar import clock
 from sidecar.exchange import Exchange
-from sidecar.failures import Malformed
+from sidecar.failures import Malformed, Refused
 from sidecar.incoming import find_destination, find_tunnel
 from sidecar.request import Request, RequestReader, head_too_large, unparsable
 from sidecar.turn import Gathering, released
@@ -105,8 +105,9 @@ class Downstream(RequestReader):
         super().connection_made(transport)
         turn = self.proxy.turn
         self.transport = Gathering(cast(asyncio.Transport, transport), turn, turn.answers)
-        if len(self.proxy.downstreams) > self.proxy.limits.connections:
-            self._refuse_connection()
+        refused = self.proxy.refusal_of_connection(len(self.proxy.downstreams), transport)
+        if refused is not None:
+            self._refuse_connection(refused)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
@@ -328,11 +329,8 @@ class Downstream(RequestReader):
         )
         self.transport.write(answer)
 
-    def _refuse_connection(self) -> None:
-        limit = self.proxy.limits.connections
-        self.answer_at_once(
-            "OVERLOADED", "connections", f"{limit} connections are open already (limits.connections)", retry_after=1
-        )
+    def _refuse_connection(self, refused: Refused) -> None:
+        self.answer_at_once(refused.code, refused.reason, refused.message, retry_after=refused.retry_after)
         self._deaf = True
         if self.transport is not None:
             self.transport.close()

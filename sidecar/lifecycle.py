@@ -18,10 +18,12 @@ import uvloop
 from config.loader import Loaded
 from sidecar import (
     clock,
+    descriptors,
     lean_aiohttp,  # noqa: F401  # before whatever else imports aiohttp
     memory,
 )
 from sidecar.assembly import CannotStart, Sidecar
+from sidecar.descriptors import Inherited
 from telemetry.logs import Log
 
 if TYPE_CHECKING:
@@ -32,17 +34,18 @@ def run(loaded: Loaded, app: App | None = None) -> int:
     """Run until told to stop, or until the app has ended; the exit code, the app's if there is one."""
     umask = os.umask(0o077)
     memory.keep_freed()
+    before = descriptors.raise_soft_limit()
     linecache.clearcache()  # the sources that models read their descriptions from
     log = Log()
     try:
-        return uvloop.run(_live(loaded, log, app, umask))
+        return uvloop.run(_live(loaded, log, app, Inherited(umask, before)))
     except CannotStart as why:
         log.detach()  # from a thread that would end with us, maybe before it has written this
         log.error("sidecar.cannot_start", str(why))
         return 1
 
 
-async def _live(loaded: Loaded, log: Log, app: App | None, umask: int) -> int:
+async def _live(loaded: Loaded, log: Log, app: App | None, inherited: Inherited) -> int:
     loop = asyncio.get_running_loop()
     stop_asked = asyncio.Event()
     sidecar = Sidecar(loaded, log, environ=os.environ)
@@ -61,7 +64,7 @@ async def _live(loaded: Loaded, log: Log, app: App | None, umask: int) -> int:
     ticker.every(1.0, memory.Slack(quiet=lambda: not ticker.watched).check)
     # 4. Wait for the end: of the app, which then hears the signals itself, or the one that is asked for.
     if app is not None and not stop_asked.is_set():
-        return await _accompany(sidecar, app, umask)
+        return await _accompany(sidecar, app, inherited)
     await stop_asked.wait()
     # 5. Drain. A second signal ends it at once.
     grace = sidecar.proxy.settings.shutdown_grace
@@ -72,12 +75,12 @@ async def _live(loaded: Loaded, log: Log, app: App | None, umask: int) -> int:
     return 0 if await sidecar.stop() else 1
 
 
-async def _accompany(sidecar: Sidecar, app: App, umask: int) -> int:
+async def _accompany(sidecar: Sidecar, app: App, inherited: Inherited) -> int:
     """As long as the app lives; then its last calls are finished."""
     from sidecar.child import PASSED_ON, CannotRun, Child
 
     loop = asyncio.get_running_loop()
-    child = Child(app.command, umask)
+    child = Child(app.command, inherited)
     try:
         child.start(app.environment(sidecar), loop)
         code = await child.ended()

@@ -21,8 +21,10 @@ from config.model import Settings
 from sidecar import clock
 from sidecar.answers import Answers
 from sidecar.clock import Ticker
+from sidecar.descriptors import number_of, of_process
 from sidecar.durable.kept import Kept
 from sidecar.egress import Egress
+from sidecar.failures import Refused
 from sidecar.forced import ForcedStates
 from sidecar.handshakes import Handshakes
 from sidecar.headers import field_of
@@ -37,6 +39,7 @@ from sidecar.upstream.directory import Directory
 from sidecar.upstream.pool import Wiring
 from sidecar.upstream.resolve import Lookup, Resolver
 from telemetry.logs import Log
+from telemetry.names import Field
 from telemetry.signals import Signals
 
 if TYPE_CHECKING:
@@ -87,8 +90,9 @@ class Proxy:
         self.egress = Egress(settings)
         resolver = Resolver(lookup)
         resolver.configured, resolver.on_stale = _names(settings), self._stale_name
-        self.dialler = Dialler(loop, resolver, self.egress)
         limits = settings.limits
+        self.descriptors = of_process(1 if settings.probes is None else 2, limits.admin_connections)
+        self.dialler = Dialler(loop, resolver, self.egress, self._may_dial)
         self._stages = StageBudgets(settings.stages, limits.workflow_ttl, limits.workflows)
         self.directory = Directory(self._wiring(settings, self.dialler, self.registry), self.egress)
         self.answers = Answers("", self.registry)
@@ -109,7 +113,7 @@ class Proxy:
         self.tunnels: set[Tunnel] = set()
         self.errands: set[Sending] = set()
         """Replays, deliveries and lookups under way."""
-        self.handshakes = Handshakes(self)
+        self.handshakes = Handshakes(self, self._room_for_handshake)
         self.interception = Interception(self)
         self.guard: Guard | None = None
         if settings.listen.auth is not None:
@@ -128,7 +132,7 @@ class Proxy:
         """Put other settings in force, all at once. Raises UnusableCertificates, and then nothing has changed."""
         registry = registry_of(settings)
         egress = self.egress.under(settings)
-        dialler = Dialler(self.loop, self.dialler.resolver, egress)
+        dialler = Dialler(self.loop, self.dialler.resolver, egress, self._may_dial)
         wiring = self._wiring(settings, dialler, registry)
         self.directory = Directory(wiring, egress, self.directory)
         self.egress, self.dialler, self.registry = egress, dialler, registry
@@ -157,6 +161,40 @@ class Proxy:
 
     def _sweep(self, now: float) -> None:
         self.directory.sweep(now)
+
+    def refusal_of_connection(self, already: int, transport: asyncio.BaseTransport | None) -> Refused | None:
+        """Why an app cannot be let in besides `already` others, itself included; None when it can."""
+        limit = self.limits.connections
+        if already > limit:
+            told = f"{limit} connections are open already (limits.connections)"
+            return Refused("OVERLOADED", told, reason="connections", retry_after=1)
+        if transport is not None and number_of(transport) >= self.descriptors.apps_below:
+            self.tell_out_of_descriptors()
+            told = "the sidecar has nearly all the sockets open that it may have (ulimit -n)"
+            return Refused("OVERLOADED", told, reason="descriptors", retry_after=1)
+        return None
+
+    def _room_for_handshake(self, opening: int, transport: asyncio.BaseTransport | None) -> None:
+        refused = self.refusal_of_connection(opening + len(self.downstreams), transport)
+        if refused is not None:
+            raise refused
+
+    def _may_dial(self, descriptor: int | None) -> None:
+        """Raises Refused when a new socket to an upstream has such a number, or could not even be had."""
+        if descriptor is None or descriptor >= self.descriptors.upstreams_below:
+            self.tell_out_of_descriptors()
+            told = "the sidecar has all the sockets open that it may have (ulimit -n)"
+            raise Refused("OVERLOADED", told, reason="descriptors", retry_after=1)
+
+    def tell_out_of_descriptors(self) -> None:
+        """At a limited rate; who is refused is counted."""
+        most = self.descriptors.most
+        body = (
+            f"nearly all of the {most} files and sockets that the process may have open are in use (ulimit -n), so new "
+            "connections are answered with 503; raise that limit, or lower limits.connections"
+        )
+        fields = {Field.BODY: body}
+        self.log.event("error", "sidecar.descriptors.exhausted", "", clock.monotonic(), lambda: fields)
 
     def drain(self) -> None:
         """No new retries, replays or deliveries; every answer from here on says `Connection: close`."""

@@ -168,6 +168,7 @@ KEYS: dict[str, Any] = {
         "buffer_response_bytes": to(1_315_207, 70_002),
         "auto_upstreams": to(1_315_307, 73),
         "connections": to(1_315_407, 998),
+        "admin_connections": to(127, 126),
         "tunnels": to(1_315_507, 75),
         "head_bytes": to(1_315_607, 70_003),
         "head_timeout": to(16.131077, 16.2),
@@ -245,7 +246,15 @@ WITH_THE_OTHERS = {
     "upstreams.<name>.outbox.notification_id.header",
     "upstreams.<name>.outbox.notification_id.json",
 }
-AT_START = ("listen.", "admin.host", "admin.port", "probes.", "state_dir", "telemetry.events.")
+AT_START = (
+    "limits.admin_connections",
+    "listen.",
+    "admin.host",
+    "admin.port",
+    "probes.",
+    "state_dir",
+    "telemetry.events.",
+)
 
 
 def u(sidecar: Running) -> UpstreamState:

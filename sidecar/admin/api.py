@@ -17,6 +17,7 @@ from sidecar.admin.breakers import Breakers
 from sidecar.admin.changes import Changes
 from sidecar.admin.dead_letter_files import DeadLetterFiles
 from sidecar.admin.dead_letters import DeadLetters
+from sidecar.admin.door import Door
 from sidecar.admin.errors import Errors
 from sidecar.admin.events import LiveEvents
 from sidecar.admin.guard import Guard
@@ -70,12 +71,12 @@ class Api:
         )
         openapi.described = self.routes
 
-    def application(self, *, probes_only: bool = False) -> web.Application:
-        """For one listener; `probes_only` for the one that others than this machine may reach."""
+    def application(self, door: Door, *, probes_only: bool = False) -> web.Application:
+        """For one listener, behind its door; `probes_only` for the one that others than this machine may reach."""
         served = [route for route in self.routes if route.probe or not probes_only]
         beyond = not is_loopback(self._proxy.settings.admin.host)
         guard = Guard(self._proxy, served, None if probes_only else Access(self._proxy), beyond=beyond)
-        app = web.Application(middlewares=[guard.in_one_shape], client_max_size=BODY_LIMIT)
+        app = web.Application(middlewares=[door.attended, guard.in_one_shape], client_max_size=BODY_LIMIT)
         paths = {route.path for route in served}
         for route in served:
             path = unmistakable(route.path, paths)

@@ -7,6 +7,7 @@ resolve to one thing for the check and to another for the connection. Every fore
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import os
 import socket
@@ -58,10 +59,19 @@ P = TypeVar("P", bound=asyncio.Protocol)
 class Dialler:
     """Connects to origins. One for the whole sidecar."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, resolver: Resolver, egress: Egress) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        resolver: Resolver,
+        egress: Egress,
+        may_dial: Callable[[int | None], None],
+    ) -> None:
+        """`may_dial` is told the number of a new socket, None when the kernel gave none, and raises Refused when that
+        is one too many: our own shortage, of which no upstream is to blame."""
         self._loop = loop
         self.resolver = resolver
         self._egress = egress
+        self._may_dial = may_dial
 
     async def connect(
         self,
@@ -87,6 +97,7 @@ class Dialler:
                 )
                 stage = "tls"
                 try:
+                    self._may_dial(sock.fileno())
                     address = str(sock.getpeername()[0])
                     # What the kernel made of the address is judged as well, before anything is sent there.
                     self._egress.check_address(address, origin.port, origin.host)
@@ -99,6 +110,8 @@ class Dialler:
                     sock.close()
                     raise
         except (OSError, ssl.SSLError, UnicodeError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                self._may_dial(None)
             self.resolver.failed(origin.host, origin.port)
             raise _translated(error, "connect" if stage == "tls" and tls is None else stage, origin, timeout) from error
         return protocol, address
