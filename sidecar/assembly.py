@@ -7,9 +7,7 @@ Law: `start` and `stop` are lists of steps in the order they happen. Anything th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import importlib
 import logging
 import ssl
 from collections.abc import Callable, Mapping
@@ -135,8 +133,6 @@ class Sidecar:
         if shortage is not None:
             self.log.warn("sidecar.descriptors.short", shortage)
         if path is not None and path.is_file():  # not a pipe, which can be read only once
-            with contextlib.suppress(ImportError):  # `_watch` tells of it
-                importlib.import_module("watchfiles")  # now: what loading leaves behind is given back with the rest
             self._watching = clock.spawn(self._watch(path), "watching the configuration")
 
     async def _watch(self, path: Path) -> None:

@@ -1,49 +1,64 @@
 """Noticing that the configuration file has changed.
 
-Law: the directories are watched, not the file: editors replace it, and Kubernetes swaps a link beside it. An event
-only says that it is worth a look; what counts is whether the bytes are others than those read last. A file that cannot
-be watched is told once: SIGHUP and `POST /reload` work all the same.
+Law: the file is looked at, once a second: one `stat` through every link on the way, which sees what an editor replaced,
+what Kubernetes swapped and what another machine wrote to a network disk, where notifications see only some of it. What
+counts is whether the bytes are others than those read last, and they are read only when the file looks different, or
+changed so lately that its times may not tell two writes apart. Who writes in pieces is let finish. Looking happens
+beside the event loop: a disk may hang.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
 
-_SETTLE = 100
-"""Milliseconds without another event before the file is looked at: who writes in pieces is let finish."""
-_LOOK_ANYWAY = 2_000
-"""Milliseconds after which directories are looked up again: what a link leads to may be elsewhere by now."""
+_EACH = 1.0
+_SETTLE = 0.1
+"""Until the file is looked at again after a change: only what stays the same so long is read."""
+_LOOKS_ALIKE = 3
+"""Looks after a change during which the content is compared whatever the file looks like: a second write in the same
+tick of the file system's clock leaves the same times."""
+
+
+class Look(NamedTuple):
+    """What tells one state of a file from another without reading it."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
 
 
 async def watch(
     path: Path, last_read: Callable[[], bytes | None], changed: Callable[[], Awaitable[None]], stop: asyncio.Event
 ) -> None:
-    """Call `changed` whenever the file holds something else than was read last, until told to stop. Raises OSError
-    when it cannot."""
-    # Only those who have a file pay for it, and not for its asynchronous side, which takes two megabytes.
-    from watchfiles import watch as events_in
-
+    """Call `changed` whenever the file holds something else than was read last, until told to stop."""
     loop = asyncio.get_running_loop()
-    while not stop.is_set():
-        folders = await loop.run_in_executor(None, _folders, path)
-        events = events_in(
-            *folders,
-            watch_filter=None,
-            debounce=_SETTLE * 4,
-            step=_SETTLE,
-            stop_event=stop,  # only ever asked whether it is set, which any thread may
-            rust_timeout=_LOOK_ANYWAY,
-            yield_on_timeout=True,
-            recursive=False,
-        )
-        while await loop.run_in_executor(None, next, events, None) is not None:
+    seen, doubtful = None, _LOOKS_ALIKE  # what was read at the start was read before the first look
+    while not await _stopped(stop, _EACH):
+        look = await loop.run_in_executor(None, look_at, path)
+        while look != seen:
+            seen, doubtful = look, _LOOKS_ALIKE
+            if await _stopped(stop, _SETTLE):
+                return
+            look = await loop.run_in_executor(None, look_at, path)
+        if doubtful:
+            doubtful -= 1
             if last_read() != await loop.run_in_executor(None, content, path):
                 await changed()
-            if folders != await loop.run_in_executor(None, _folders, path):
-                events.close()
-                break
+
+
+def look_at(path: Path) -> Look | None:
+    """None while there is nothing, or nothing that can be looked at."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return Look(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def content(path: Path) -> bytes | None:
@@ -54,8 +69,11 @@ def content(path: Path) -> bytes | None:
         return None
 
 
-def _folders(path: Path) -> tuple[Path, ...]:
-    """Where the name stands, and where what it leads to stands."""
-    there = path.absolute().parent
-    behind = path.resolve().parent
-    return (there,) if behind == there or not behind.is_dir() else (there, behind)
+async def _stopped(stop: asyncio.Event, within: float) -> bool:
+    """Wait so long for the end."""
+    try:
+        async with asyncio.timeout(within):
+            await stop.wait()
+    except TimeoutError:
+        pass
+    return stop.is_set()

@@ -19,7 +19,6 @@ _NOT_AT_START = (
     "opentelemetry.sdk",
     "requests",
     "sqlite3",
-    "watchfiles",
 )
 
 
