@@ -33,11 +33,37 @@ def is_interesting(session: Session, slow_threshold: float) -> bool:
     return session.ended - session.started > slow_threshold
 
 
+class Wanted(NamedTuple):
+    """Which sessions. `since` is wall time; `code` is the session's or any attempt's; `trace` is in hex."""
+
+    outcome: str | None = None
+    upstream: str | None = None
+    code: str | None = None
+    trace: str | None = None
+    since: float | None = None
+
+    def fits(self, session: Session) -> bool:
+        """Whatever its time."""
+        outcome, upstream, code, trace, _ = self
+        if outcome is not None and session.outcome != outcome:
+            return False
+        if upstream is not None and session.upstream != upstream:
+            return False
+        if trace is not None and (session.trace is None or f"{session.trace.trace_id:032x}" != trace):
+            return False
+        return code is None or code == session.code or any(attempt.code == code for attempt in session.attempts)
+
+
+ALL = Wanted()
+
+
 class Page(NamedTuple):
-    """Some sessions, newest first, and where the next page begins (None: there is none)."""
+    """Some sessions, newest first, where the next page begins (None: there is none), and with the first page how many
+    there are in all."""
 
     items: list[Session]
     next_cursor: str | None
+    total: int | None
 
 
 class Sessions:
@@ -80,41 +106,45 @@ class Sessions:
         wanted = session_id.encode()
         return next((session for _, session in self._newest_first() if session.session_id == wanted), None)
 
-    def page(
-        self,
-        *,
-        outcome: str | None = None,
-        upstream: str | None = None,
-        code: str | None = None,
-        since: float | None = None,
-        limit: int = 100,
-        cursor: str | None = None,
-    ) -> Page:
-        """Newest first. `since` is wall time; `code` matches the session's or any attempt's. ValueError for a cursor
-        that was never given out."""
+    def ids_like(self, part: str, limit: int) -> list[str]:
+        """Ids that begin or end so, the newest first."""
+        wanted = part.encode()
+        ids = (session.session_id for _, session in self._newest_first())
+        fitting = (whole for whole in ids if whole.startswith(wanted) or whole.endswith(wanted))
+        return [whole.decode() for whole in islice(fitting, limit)]
+
+    def page(self, wanted: Wanted = ALL, *, limit: int = 100, cursor: str | None = None) -> Page:
+        """Newest first. ValueError for a cursor that was never given out."""
         if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
             raise ValueError("cursor: not one of this list; leave it out to begin with the newest")
         before = self._count + 1 if cursor is None else int(cursor)
-        earliest = float("-inf") if since is None else since
+        earliest = float("-inf") if wanted.since is None else wanted.since
 
-        def wanted() -> Iterator[tuple[int, Session]]:
+        def fitting() -> Iterator[tuple[int, Session]]:
             for number, session in self._newest_first():
                 if number >= before:
                     continue
                 if self._wall(session.ended) < earliest:
                     return
-                if outcome is not None and session.outcome != outcome:
-                    continue
-                if upstream is not None and session.upstream != upstream:
-                    continue
-                if code is not None and code != session.code and all(a.code != code for a in session.attempts):
-                    continue
-                yield number, session
+                if wanted.fits(session):
+                    yield number, session
 
-        found = list(islice(wanted(), limit + 1))
+        found = list(islice(fitting(), limit + 1))
         items = found[:limit]
         more = len(found) > limit
-        return Page([session for _, session in items], str(items[-1][0]) if more and items else None)
+        total = None if cursor is not None else self._count_of(wanted, earliest) if more else len(items)
+        return Page([session for _, session in items], str(items[-1][0]) if more and items else None, total)
+
+    def _count_of(self, wanted: Wanted, earliest: float) -> int:
+        if wanted == ALL:
+            return len(self._kept) + len(self._sampled)
+        count = 0
+        for ring in (self._kept, self._sampled):
+            for _, session in reversed(ring):
+                if self._wall(session.ended) < earliest:
+                    break
+                count += wanted.fits(session)
+        return count
 
     def _newest_first(self) -> Iterator[tuple[int, Session]]:
         return heapq.merge(reversed(self._kept), reversed(self._sampled), key=_number, reverse=True)

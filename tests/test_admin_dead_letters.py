@@ -40,7 +40,7 @@ async def ids(sidecar: Running, query: str = "") -> list[str]:
 
 async def test_reading_does_not_make_a_store(sidecar: Running) -> None:
     for path in ("/dlq", "/dlq/replays", "/jobs"):
-        assert {"items": [], "next_cursor": None} == (await admin(sidecar, path)).json
+        assert [] == (await admin(sidecar, path)).json["items"]
     assert {"active": None, "needed": [], "resealing": None} == (await admin(sidecar, "/keys")).json
     for path in ("/dlq/dlq_x", "/dlq/replays/rpl_x", "/jobs/job_x"):
         assert (404, "NOT_FOUND") == ((reply := await admin(sidecar, path)).status, reply.json["error_code"])

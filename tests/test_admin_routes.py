@@ -81,6 +81,7 @@ def address(row: Route, sidecar: Busy) -> str:
     """A path of this row that leads to something."""
     kind = "replays" if row.path.startswith("/dlq/replays") else row.path.split("/")[1]
     filled = row.path.replace("{id}", "default" if kind == "policies" else sidecar.things.get(kind, ""))
+    filled = filled.replace("{part}", sidecar.things["sessions"][:6])
     filled = filled.replace("{code}", "NO_ROUTE").replace("{upstream}", "u")
     action = {"breakers": "reset", "retries": "enable", "replays": "pause"}
     return filled.replace("{action}", action.get(kind, "")) + QUERIES.get(f"{row.method} {row.path}", "")
@@ -311,12 +312,13 @@ def test_the_form_is_the_one_that_was_asked_for(accept: str, chosen: str) -> Non
 
 def test_pages_neither_repeat_nor_hide_when_the_list_changes_in_between() -> None:
     items = [(("b", "1"), 1), (("a", "2"), 2), (("c", "3"), 3), (("a", "1"), 4)]
-    first, cursor = page_of(items, 2, None)
+    first, cursor, total = page_of(items, 2, None)
+    assert len(items) == total
     assert ([4, 2], "a|2") == ([item[1] for item in first], cursor)
     changed = [(("a", "3"), 5), *(item for item in items if item[1] not in (2, 3))]
-    second, cursor = page_of(changed, 2, cursor)
+    second, cursor, _ = page_of(changed, 2, cursor)
     assert ([5, 1], None) == ([item[1] for item in second], cursor)
-    assert ([], None) == page_of([], 10, None)
+    assert ([], None, 0) == page_of([], 10, None)
     assert [] == page_of(changed, 10, "zzz")[0]
 
 

@@ -187,7 +187,7 @@ async def test_sessions_are_a_table(sidecar: Running) -> None:
     assert ["SESSION", "UPSTREAM", "REQUEST", "OUTCOME", "RESULT", "TRIES", "TOOK"] == head.split()[2:]
     assert [session_id, "payments", "GET", "/pay/charges", "recovered", "200", "3"] == saved.split()[2:9]
     assert ["_none", "GET", "/nowhere", "denied", "NO_ROUTE", "0"] == denied.split()[3:9]
-    assert (0, "", "\x1b") == (ended.code, ended.err, "\x1b" if "\x1b" not in ended.out else "")
+    assert (0, "2 in all.\n", "\x1b") == (ended.code, ended.err, "\x1b" if "\x1b" not in ended.out else "")
 
 
 async def test_sessions_can_be_filtered_and_limited(sidecar: Running) -> None:
@@ -202,9 +202,30 @@ async def test_sessions_can_be_filtered_and_limited(sidecar: Running) -> None:
     listed = await ask(sidecar, "sessions", "--code", "CONNECTION_REFUSED", "--since", "1h", "--json")
     assert ["ff"] == [one["session_id"] for one in json.loads(listed.out)["items"]]
     table = await ask(sidecar, "sessions", "--limit", "2")
-    assert "There are more; --limit 10 shows them." == table.out.splitlines()[-1]
-    nothing = await ask(sidecar, "sessions", "--upstream", "nobody")
+    assert "2 of 6; --limit 6 shows all.\n" == table.err
+    nothing = await ask(sidecar, "sessions", "--upstream", "payments", "--error-class", "DNS_FAILURE")
     assert (0, True) == (nothing.code, nothing.out.startswith("No such sessions."))
+    for command in (["sessions"], ["dlq", "list"], ["breakers", "reset"]):
+        given = ["paiments"] if command[0] == "breakers" else ["--upstream", "paiments"]
+        mistaken = await ask(sidecar, *command, *given)
+        assert (2, True) == (mistaken.code, 'did you mean "payments"?' in mistaken.err), command
+
+
+async def test_a_part_of_an_id_is_enough_where_it_can_mean_one_only(sidecar: Running) -> None:
+    whole = await get(sidecar, "/pay/charges")
+    other = await get(sidecar, "/nowhere")
+    assert whole[:4] != other[:4]
+    for part in (whole, whole[:6]):
+        assert whole == json.loads((await ask(sidecar, "explain", part, "--json")).out)["session_id"]
+    many = await ask(sidecar, "explain", whole[-6:])  # what all sessions of a process share
+    assert (1, True, True) == (many.code, whole in many.err, other in many.err)
+    short = await ask(sidecar, "explain", whole[:3])
+    assert (1, True) == (short.code, "is not known" in short.err)
+
+
+async def test_the_version_is_told_to_whoever_asks_as_is_the_custom(sidecar: Running) -> None:
+    ended = await here("--version")
+    assert (0, f"sidecar {__version__}\n") == (ended.code, ended.out)
 
 
 async def test_more_than_a_page_is_read_to_the_end(sidecar: Running) -> None:
@@ -364,8 +385,8 @@ async def test_orders_to_breakers_are_followed(sidecar: Running, upstream: Upstr
 
 async def test_an_order_that_cannot_be_followed_says_why(sidecar: Running) -> None:
     for arguments, code, words in [
-        (["reset", "paiments"], 1, 'did you mean "payments"?'),
-        (["reset", "payments", "--endpoint", "a:1"], 1, "no endpoint 'a:1'"),
+        (["reset", "paiments"], 2, 'did you mean "payments"?'),
+        (["reset", "payments", "--endpoint", "a:1"], 2, "no endpoint 'a:1'"),
         (["force-open", "payments", "--ttl", "soon"], 2, "ttl: is not a duration"),
         (["reset"], 2, "UPSTREAM"),
         (["reset", "payments", "--ttl", "1m"], 2, "--ttl"),

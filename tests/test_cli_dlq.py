@@ -68,7 +68,18 @@ async def test_dead_letters_are_a_table_and_json(sidecar: Running, upstream: Ups
     as_json = json.loads((await ask(sidecar, "dlq", "list", "--json", "--limit", "1")).out)
     assert [unsafe] == [item["dlq_id"] for item in as_json["items"]]
     assert as_json["next_cursor"] is not None
-    assert "There are more; --limit 5 shows them." in (await ask(sidecar, "dlq", "list", "--limit", "1")).out
+    assert 2 == as_json["total"]
+    assert "1 of 2; --limit 2 shows all.\n" == (await ask(sidecar, "dlq", "list", "--limit", "1")).err
+    assert unsafe in (await ask(sidecar, "dlq", "list", "--code", "NETWORK_TIMEOUT")).out
+    for part in (unsafe[-8:], unsafe[-5:]):
+        assert unsafe == json.loads((await ask(sidecar, "dlq", "show", part, "--json")).out)["dlq_id"]
+
+
+async def test_to_have_nothing_to_send_again_is_no_failure(sidecar: Running) -> None:
+    for arguments in (["replay", "--all", "--yes"], ["replays"], ["replays", "--since", "1h"], ["list"]):
+        assert 0 == (await ask(sidecar, "dlq", *arguments)).code, arguments
+    for arguments in (["jobs"], ["jobs", "--since", "1h", "--status", "failed"]):
+        assert 0 == (await ask(sidecar, *arguments)).code, arguments
 
 
 async def test_a_wrong_filter_is_wrong_use_and_names_the_nearest(sidecar: Running) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from telemetry.record import OUTCOMES, PARTLY_SENT, Trace
 from telemetry.redact import Redactor
-from telemetry.sessions import Sessions, attempt_outcome, correlation_id, is_interesting, serialise
+from telemetry.sessions import Sessions, Wanted, attempt_outcome, correlation_id, is_interesting, serialise
 from tests.doubles.records import ARRIVED, attempt, exhausted, healthy, recovered, retry, session, wall
 
 R = Redactor()
@@ -82,12 +82,12 @@ def test_filters_narrow_together() -> None:
     kept.keep(exhausted(session_id=b"a", upstream="one"))
     kept.keep(recovered(session_id=b"b", upstream="one"))
     kept.keep(recovered(session_id=b"c", upstream="two", at=ARRIVED + 100))
-    assert ["c", "b"] == ids(kept.page(outcome="recovered"))
-    assert ["b"] == ids(kept.page(outcome="recovered", upstream="one"))
-    assert ["a"] == ids(kept.page(code="CONNECTION_REFUSED"))
-    assert ["c", "b"] == ids(kept.page(code="TEMPORARY_UNAVAILABLE")), "the code of any attempt"
-    assert ["c"] == ids(kept.page(since=wall(ARRIVED + 50)))
-    assert [] == ids(kept.page(outcome="budget"))
+    assert ["c", "b"] == ids(kept.page(Wanted(outcome="recovered")))
+    assert ["b"] == ids(kept.page(Wanted(outcome="recovered", upstream="one")))
+    assert ["a"] == ids(kept.page(Wanted(code="CONNECTION_REFUSED")))
+    assert ["c", "b"] == ids(kept.page(Wanted(code="TEMPORARY_UNAVAILABLE"))), "the code of any attempt"
+    assert ["c"] == ids(kept.page(Wanted(since=wall(ARRIVED + 50))))
+    assert [] == ids(kept.page(Wanted(outcome="budget")))
 
 
 def test_sampled_healthy_ones_are_found_beside_the_others_and_do_not_push_them_out() -> None:
@@ -96,7 +96,7 @@ def test_sampled_healthy_ones_are_found_beside_the_others_and_do_not_push_them_o
     for number in range(50):
         kept.sample(healthy(session_id=b"ok%d" % number))
     assert ["ok49", "ok48", "bad"] == ids(kept.page())
-    assert ["ok49", "ok48"] == ids(kept.page(outcome="first_try"))
+    assert ["ok49", "ok48"] == ids(kept.page(Wanted(outcome="first_try")))
     assert None is not kept.find("ok49")
 
 

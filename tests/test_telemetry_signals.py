@@ -16,6 +16,7 @@ import pytest
 from config.telemetry import Telemetry
 from telemetry.logs import Log
 from telemetry.record import OUTCOMES, Session, Trace
+from telemetry.sessions import Wanted
 from telemetry.signals import Signals
 from tests.doubles.otlp import attributes, http_collector
 from tests.doubles.records import ARRIVED, attempt, exhausted, healthy, recovered, retry, session, stop, wall
@@ -125,7 +126,7 @@ def test_metrics_spans_session_events_log_and_error_records_tell_the_same_story(
         root, *clients = received.spans
 
         assert 1 == signals.value("sessions_total", upstream="payments", outcome=outcome)
-        kept = signals.show(signals.sessions.page(outcome=outcome).items[0], explained=True)
+        kept = signals.show(signals.sessions.page(Wanted(outcome=outcome)).items[0], explained=True)
         (line,) = (line for line in signals.said() if line["event_name"] == "sidecar.session.completed")
         shown = attributes(root)
         assert {outcome} == {kept["outcome"], line["sidecar.session.outcome"], shown["sidecar.session.outcome"]}
@@ -168,7 +169,9 @@ def test_one_in_so_many_healthy_sessions_is_shown(make_signals: Make) -> None:
     signals = make_signals(healthy_sample=10)
     for number in range(35):
         signals.observe(healthy(session_id=b"%02d" % number))
-    assert ["29", "19", "09"] == [made.session_id.decode() for made in signals.sessions.page(outcome="first_try").items]
+    assert ["29", "19", "09"] == [
+        made.session_id.decode() for made in signals.sessions.page(Wanted(outcome="first_try")).items
+    ]
     assert [] == signals.said()
 
 
@@ -341,7 +344,7 @@ def test_a_reload_changes_what_is_slow_how_it_is_logged_and_which_upstreams_are_
     )
     signals.observe(healthy(took=2.0))
     signals.observe(recovered())
-    assert 1 == len(signals.sessions.page(outcome="first_try").items)
+    assert 1 == len(signals.sessions.page(Wanted(outcome="first_try")).items)
     assert 1 == len(signals.said())
     assert 0 == signals.value("sessions_total", upstream="new", outcome="recovered")
     assert {"other"} == set(signals.aggregates.retry_metrics(60, ARRIVED + 3)["by_subsystem"])

@@ -21,6 +21,7 @@ from sidecar.admin.door import Door
 from sidecar.admin.errors import Errors
 from sidecar.admin.events import LiveEvents
 from sidecar.admin.guard import Guard
+from sidecar.admin.ids import Ids
 from sidecar.admin.jobs import Jobs
 from sidecar.admin.keys import Keys
 from sidecar.admin.measures import Measures
@@ -66,6 +67,7 @@ class Api:
             *DeadLetters(proxy, changes).routes(),
             *Jobs(proxy, changes).routes(),
             *Keys(proxy, changes).routes(),
+            *Ids(proxy).routes(),
             *AuditTrail(proxy).routes(),
             *openapi.routes(),
         )

@@ -59,6 +59,8 @@ class AuditPage(Answer):
 
     items: tuple[AuditShown, ...]
     next_cursor: str | None
+    total: int | None
+    """How many fit in all; on the first page only."""
 
 
 class AuditTrail:
@@ -75,7 +77,7 @@ class AuditTrail:
     async def shown(self, call: Call[AuditQuery, NoBody]) -> Told:
         query, kept, now = call.query, self._proxy.kept, clock.wall()
         if kept.durable is None and not kept.exists:
-            return AuditPage(items=(), next_cursor=None)
+            return AuditPage(items=(), next_cursor=None, total=0)
         try:
             durable = await kept.open()
             from sidecar.durable.audit import Wanted  # loaded with the store, not before
@@ -88,6 +90,7 @@ class AuditTrail:
                 about=query.about,
             )
             entries, next_cursor = await durable.audit.page(wanted, query.limit, query.cursor)
+            total = await durable.audit.count(wanted) if query.cursor is None else None
         except Trouble as trouble:
             raise of_trouble(trouble) from None
         items = tuple(
@@ -106,4 +109,4 @@ class AuditTrail:
             )
             for entry in entries
         )
-        return AuditPage(items=items, next_cursor=next_cursor)
+        return AuditPage(items=items, next_cursor=next_cursor, total=total)

@@ -106,6 +106,8 @@ class BreakerPage(Answer):
 
     items: tuple[BreakerShown, ...]
     next_cursor: str | None
+    total: int | None
+    """How many fit in all; on the first page only."""
     transitions: tuple[TransitionShown, ...]
 
 
@@ -154,10 +156,11 @@ class Breakers:
             for endpoint, breaker in state.breakers()
             if query.state is None or breaker.state(now) == query.state
         ]
-        page, next_cursor = page_of(found, query.limit, query.cursor)
+        page, next_cursor, total = page_of(found, query.limit, query.cursor)
         return {
             "items": await in_slices(page, lambda item: self._breaker(item[2], item[0][1], item[1], now).model_dump()),
             "next_cursor": next_cursor,
+            "total": total,
             "transitions": await in_slices(self._newest_first(query.upstream), self._transition),
         }
 

@@ -72,9 +72,10 @@ class DeadLetters:
         wanted = query.chosen(clock.wall(), codes_known(self._proxy))
         await self._changes.note_reading(call.request, "dead letters")
         if durable is None:
-            return {"items": [], "next_cursor": None}
+            return {"items": [], "next_cursor": None, "total": 0}
         page = await durable.listing.page(wanted, limit=query.limit, cursor=query.cursor)
-        return {"items": await durable.listing.rows_shown(page), "next_cursor": page.next_cursor}
+        total = sum((await durable.listing.count(wanted)).values()) if query.cursor is None else None
+        return {"items": await durable.listing.rows_shown(page), "next_cursor": page.next_cursor, "total": total}
 
     async def one(self, call: Call[NoQuery, NoBody]) -> Told:
         dlq_id = call.named("id")

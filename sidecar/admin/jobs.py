@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from sidecar import clock
 from sidecar.admin.changes import Changes, who
-from sidecar.admin.fields import Answer, Body, Flag, NoBody, NoQuery, Number, Query, Text
+from sidecar.admin.fields import Answer, Body, Flag, Moment, NoBody, NoQuery, Number, Query, Text
 from sidecar.admin.letters_asked import Content, HeadersGiven, Reason, Url, some
 from sidecar.admin.problem import Problem, wrong
 from sidecar.admin.route import Call, Route, Told, json_response
@@ -35,6 +36,8 @@ class JobsQuery(Query):
 
     state: JobState | None = None
     """Only those in this state."""
+    since: Moment | None = None
+    """Only those handed in since: a time (2026-01-29T12:00:00Z), or how long ago (15m)."""
     limit: Annotated[int, Field(ge=1, le=500)] = 50
     cursor: Text | None = None
     """`next_cursor` of the page before."""
@@ -183,6 +186,8 @@ class JobPage(Answer):
 
     items: tuple[JobShown, ...]
     next_cursor: str | None
+    total: int | None
+    """How many fit in all; on the first page only."""
 
 
 class Jobs:
@@ -216,8 +221,9 @@ class Jobs:
         await self._changes.note_reading(call.request, "jobs")
         query, durable = call.query, self._proxy.kept.durable
         if durable is None or durable.jobs is None:
-            return {"items": [], "next_cursor": None}
-        return await durable.jobs.page(state=query.state, limit=query.limit, cursor=query.cursor)
+            return {"items": [], "next_cursor": None, "total": 0}
+        since = None if query.since is None else query.since.wall(clock.wall())
+        return await durable.jobs.page(state=query.state, since=since, limit=query.limit, cursor=query.cursor)
 
     async def one(self, call: Call[NoQuery, NoBody]) -> Told:
         await self._changes.note_reading(call.request, f"job {call.named('id')[:60]}")

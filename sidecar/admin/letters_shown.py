@@ -110,6 +110,8 @@ class DeadLetterPage(Answer):
 
     items: tuple[DeadLetterShown, ...]
     next_cursor: str | None
+    total: int | None
+    """How many fit in all; on the first page only."""
 
 
 class FileTaken(Answer):
@@ -177,6 +179,8 @@ class ReplayPage(Answer):
 
     items: tuple[ReplayShown, ...]
     next_cursor: str | None
+    total: int | None
+    """How many fit in all; on the first page only."""
 
 
 class ReplayedOne(Answer):

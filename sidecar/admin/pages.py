@@ -17,16 +17,17 @@ _BETWEEN = "|"
 _SLICE = 20
 
 
-def page_of(items: Iterable[Item], limit: int, cursor: str | None) -> tuple[list[Item], str | None]:
-    """The items after the cursor, and the cursor of the page that follows (None: there is none). The first element of
-    an item is its key, a tuple of text without `|`."""
+def page_of(items: Iterable[Item], limit: int, cursor: str | None) -> tuple[list[Item], str | None, int | None]:
+    """The items after the cursor, the cursor of the page that follows (None: there is none), and with the first page
+    how many there are. The first element of an item is its key, a tuple of text without `|`."""
     ordered = sorted(items, key=lambda item: item[0])
+    total = len(ordered) if cursor is None else None
     if cursor is not None:
         after = tuple(cursor.split(_BETWEEN))
         ordered = [item for item in ordered if item[0] > after]
     page = ordered[:limit]
     more = len(ordered) > limit
-    return page, _BETWEEN.join(page[-1][0]) if more else None
+    return page, _BETWEEN.join(page[-1][0]) if more else None, total
 
 
 async def in_slices(things: Iterable[Thing], show: Callable[[Thing], Any]) -> list[Any]:

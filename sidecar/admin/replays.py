@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from sidecar import clock
 from sidecar.admin.changes import Changes, who
 from sidecar.admin.dead_letters import ID, codes_known, kept_in
-from sidecar.admin.fields import Body, Flag, Limit, NoBody, NoQuery, Number, Query, Text
+from sidecar.admin.fields import Body, Flag, Limit, Moment, NoBody, NoQuery, Number, Query, Text
 from sidecar.admin.letters_asked import Reason, Which
 from sidecar.admin.letters_shown import DryRun, ReplayedOne, ReplayPage, ReplayShown, ReplayStarted
 from sidecar.admin.problem import Problem, unknown
@@ -64,6 +64,8 @@ class ReplayMany(Insisting):
 class ReplaysQuery(Query):
     """Which replays; newest first."""
 
+    since: Moment | None = None
+    """Only those begun since: a time (2026-01-29T12:00:00Z), or how long ago (15m)."""
     limit: Limit = 100
     cursor: Text | None = None
     """`next_cursor` of the page before."""
@@ -170,9 +172,11 @@ class Replays:
     async def page(self, call: Call[ReplaysQuery, NoBody]) -> Told:
         durable = self._proxy.kept.durable
         if durable is None:
-            return {"items": [], "next_cursor": None}
-        items, following = await _replayer(durable).jobs(call.query.limit, call.query.cursor)
-        return {"items": items, "next_cursor": following}
+            return {"items": [], "next_cursor": None, "total": 0}
+        query, now = call.query, clock.wall()
+        since = None if query.since is None else query.since.wall(now)
+        items, following, total = await _replayer(durable).jobs(query.limit, query.cursor, since)
+        return {"items": items, "next_cursor": following, "total": total}
 
     async def shown(self, call: Call[NoQuery, NoBody]) -> Told:
         return await self._replays(call.named("id")).job(call.named("id"))

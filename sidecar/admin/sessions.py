@@ -6,9 +6,10 @@ Law: what is kept, how it is shown and what is hidden is telemetry's; here it is
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from aiohttp import web
+from pydantic import Field
 
 from sidecar import clock
 from sidecar.admin.changes import Changes
@@ -18,6 +19,7 @@ from sidecar.admin.pages import in_slices
 from sidecar.admin.problem import Problem, wrong, wrong_choice
 from sidecar.admin.route import Call, Route, Told
 from sidecar.proxy import Proxy
+from telemetry.sessions import Wanted
 
 Outcome = Literal[
     "first_try",
@@ -47,6 +49,8 @@ class SessionsQuery(Query):
     """Only those of this upstream: its name, or host:port of one that is not configured."""
     code: Text | None = None
     """Only those with this error code, at the end or in an attempt."""
+    trace: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
+    """Only those of this trace."""
     since: Moment | None = None
     """Only those that ended since: a time (2026-01-29T12:00:00Z), or how long ago (15m)."""
     limit: Limit = 100
@@ -148,6 +152,8 @@ class SessionPage(Answer):
 
     items: tuple[SessionShown, ...]
     next_cursor: str | None
+    total: int | None
+    """How many fit in all; on the first page only."""
 
 
 class Sessions:
@@ -184,17 +190,15 @@ class Sessions:
             )
         since = None if query.since is None else query.since.wall(proxy.wall(clock.monotonic()))
         try:
-            page = proxy.signals.sessions.page(
-                outcome=query.outcome,
-                upstream=query.upstream,
-                code=query.code,
-                since=since,
-                limit=query.limit,
-                cursor=query.cursor,
-            )
+            wanted = Wanted(query.outcome, query.upstream, query.code, query.trace, since)
+            page = proxy.signals.sessions.page(wanted, limit=query.limit, cursor=query.cursor)
         except ValueError as refused:
             raise wrong("cursor", query.cursor, str(refused).partition(": ")[2]) from None
-        return {"items": await in_slices(page.items, proxy.signals.show), "next_cursor": page.next_cursor}
+        return {
+            "items": await in_slices(page.items, proxy.signals.show),
+            "next_cursor": page.next_cursor,
+            "total": page.total,
+        }
 
     async def one(self, call: Call[NoQuery, NoBody]) -> Told:
         await self._changes.note_reading(call.request, f"session {call.named('id')[:60]}")

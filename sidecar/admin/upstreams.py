@@ -127,6 +127,8 @@ class UpstreamPage(Answer):
 
     items: tuple[UpstreamShown, ...]
     next_cursor: str | None
+    total: int | None
+    """How many fit in all; on the first page only."""
 
 
 class Upstreams:
@@ -151,9 +153,9 @@ class Upstreams:
             for state in self._proxy.directory.states()
             if query.configured is None or state.configured == (query.configured == "true")
         )
-        page, next_cursor = page_of(states, query.limit, query.cursor)
+        page, next_cursor, total = page_of(states, query.limit, query.cursor)
         items = await in_slices(page, lambda item: self._upstream(item[1], lately, now).model_dump())
-        return {"items": items, "next_cursor": next_cursor}
+        return {"items": items, "next_cursor": next_cursor, "total": total}
 
     def _upstream(self, state: UpstreamState, lately: Mapping[str, Any], now: float) -> UpstreamShown:
         tally = self._proxy.metrics.tallies.get(state.label) or Tally()

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sidecar.cli.admin import connect, telling_failures
-from sidecar.cli.table import Cell, Column, Table
+from sidecar.cli.listing import listed, tell
+from sidecar.cli.table import Cell, Column
 from sidecar.cli.terminal import Terminal
 
 _COLUMNS = (
@@ -29,26 +30,15 @@ _LONGEST_VALUE = 120
 def audit(chosen: argparse.Namespace) -> int:
     admin = connect(chosen, os.environ)
     wanted = {"since": chosen.since, "until": chosen.until, "who": chosen.who, "about": chosen.about}
-    items: list[dict[str, Any]] = []
-    cursor = None
-    while len(items) < chosen.limit:
-        page = admin.get("/audit", limit=min(_MOST_AT_ONCE, chosen.limit - len(items)), cursor=cursor, **wanted)
-        items += page["items"]
-        cursor = page["next_cursor"]
-        if cursor is None:
-            break
+    found = listed(admin, "/audit", chosen.limit, _MOST_AT_ONCE, **wanted)
     terminal = Terminal()
     if chosen.json:
-        terminal.line(json.dumps({"items": items, "next_cursor": cursor}, indent=2))
+        terminal.line(json.dumps(found.as_json(), indent=2))
         return 0
-    if not items:
+    if not found.items:
         terminal.line("Nothing was changed, as far as is asked for.")
         return 0
-    table = Table(terminal, _COLUMNS, rows := list(map(_row, items)))
-    table.head()
-    table.show(rows)
-    if cursor is not None:
-        terminal.line(terminal.paint("There is more: --limit shows more of it.", "dim"))
+    tell(terminal, found, _COLUMNS, list(map(_row, found.items)))
     return 0
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from sidecar.cli.admin import Admin, connect, telling_failures
+from sidecar.cli.admin import Admin, Failed, NotThere, connect, telling_failures
 from sidecar.cli.table import Cell, Column, Table
 from sidecar.cli.terminal import Terminal, printable
 
@@ -65,11 +65,14 @@ def _all(admin: Admin) -> dict[str, Any]:
 
 def _ordered(admin: Admin, chosen: argparse.Namespace) -> dict[str, Any]:
     order = {"ttl": getattr(chosen, "ttl", None), "reason": chosen.reason}
-    answer: dict[str, Any] = admin.post(
-        f"/breakers/{quote(chosen.upstream, safe='')}/{chosen.order}",
-        {name: value for name, value in order.items() if value is not None},
-        endpoint=chosen.endpoint,
-    )
+    try:
+        answer: dict[str, Any] = admin.post(
+            f"/breakers/{quote(chosen.upstream, safe='')}/{chosen.order}",
+            {name: value for name, value in order.items() if value is not None},
+            endpoint=chosen.endpoint,
+        )
+    except NotThere as no_such:
+        raise Failed(str(no_such), 2) from None  # a wrong name is wrong use
     return answer
 
 

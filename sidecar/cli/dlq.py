@@ -16,7 +16,8 @@ from typing import Any
 from urllib.parse import quote
 
 from sidecar.cli.admin import Admin, Failed, connect, telling_failures
-from sidecar.cli.table import Cell, Column, Table
+from sidecar.cli.listing import listed, must_be_upstreams, tell, whole_id
+from sidecar.cli.table import Cell, Column
 from sidecar.cli.terminal import Terminal, printable
 
 Letter = dict[str, Any]
@@ -47,6 +48,11 @@ _COLUMNS = (
 @telling_failures
 def dlq(chosen: argparse.Namespace) -> int:
     admin, terminal = connect(chosen, os.environ), Terminal()
+    kind = "replay" if chosen.action == "replays" else "dead_letter"
+    if getattr(chosen, "id", None) is not None:
+        chosen.id = whole_id(admin, kind, chosen.id)
+    if getattr(chosen, "ids", None):
+        chosen.ids = [whole_id(admin, kind, given) for given in chosen.ids]
     if chosen.action in _ELSEWHERE:
         module, _, name = _ELSEWHERE[chosen.action].partition(":")
         done: int = getattr(importlib.import_module(module), name)(admin, terminal, chosen)
@@ -68,24 +74,15 @@ def path_of(dlq_id: str) -> str:
 
 
 def _list(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int:
-    found: list[Letter] = []
-    cursor: str | None = None
-    while True:
-        page = admin.get("/dlq", limit=min(chosen.limit - len(found), _LARGEST_PAGE), cursor=cursor, **which(chosen))
-        found += page["items"]
-        cursor = page["next_cursor"]
-        if cursor is None or len(found) >= chosen.limit:
-            break
+    found = listed(admin, "/dlq", chosen.limit, _LARGEST_PAGE, **which(chosen))
+    if not found.items:
+        must_be_upstreams(admin, chosen.upstream)
     if chosen.json:
-        terminal.line(json.dumps({"items": found, "next_cursor": cursor}, indent=2))
-    elif not found:
+        terminal.line(json.dumps(found.as_json(), indent=2))
+    elif not found.items:
         terminal.line("No such dead letters." if which(chosen) else "No dead letters: nothing has finally failed.")
     else:
-        table = Table(terminal, _COLUMNS, rows := list(map(_row, found)))
-        table.head()
-        table.show(rows)
-        if cursor is not None:
-            terminal.line(terminal.paint(f"There are more; --limit {chosen.limit * 5} shows them.", "dim"))
+        tell(terminal, found, _COLUMNS, list(map(_row, found.items)))
     return 0
 
 

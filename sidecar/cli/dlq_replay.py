@@ -16,8 +16,9 @@ from urllib.parse import quote
 
 from sidecar.cli.admin import Admin, Failed
 from sidecar.cli.dlq import next_steps, path_of, time_of, which
+from sidecar.cli.listing import listed, tell
 from sidecar.cli.progress import Progress
-from sidecar.cli.table import Cell, Column, Table
+from sidecar.cli.table import Cell, Column
 from sidecar.cli.terminal import Terminal, printable
 
 _POLL = 0.25
@@ -99,7 +100,11 @@ def _many(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int:
     if chosen.dry_run:
         return 0
     if not would["would_replay"]:
-        raise Failed("nothing would be sent, so nothing was started")
+        if would["by_verdict"]:
+            raise Failed("nothing would be sent, so nothing was started")
+        if chosen.json:
+            terminal.line(json.dumps(would, indent=2))
+        return 0  # there was nothing to do
     if not chosen.yes:
         _ask(would["would_replay"])
     started = admin.post("/dlq/replay", order)["replay"]
@@ -171,7 +176,7 @@ def _tell_end(terminal: Terminal, shown: dict[str, Any], *, as_json: bool) -> in
 
 def replays(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int:
     if chosen.id is None:
-        return _list(admin, terminal, as_json=chosen.json)
+        return _list(admin, terminal, chosen)
     if chosen.order is None:
         return _tell_end(terminal, follow(admin, chosen.id), as_json=chosen.json)
     shown = admin.post(f"{_path(chosen.id)}/{chosen.order}", {"reason": chosen.reason} if chosen.reason else {})
@@ -182,12 +187,12 @@ def replays(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int
     return 0
 
 
-def _list(admin: Admin, terminal: Terminal, *, as_json: bool) -> int:
-    page = admin.get("/dlq/replays", limit=100)
-    if as_json:
-        terminal.line(json.dumps(page, indent=2))
-    elif not page["items"]:
-        terminal.line("No replays of many so far.")
+def _list(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int:
+    found = listed(admin, "/dlq/replays", chosen.limit, 1000, since=chosen.since)
+    if chosen.json:
+        terminal.line(json.dumps(found.as_json(), indent=2))
+    elif not found.items:
+        terminal.line("No replays of many so far." if chosen.since is None else "No such replays.")
     else:
         rows = [
             (
@@ -198,11 +203,9 @@ def _list(admin: Admin, terminal: Terminal, *, as_json: bool) -> int:
                 Cell(_counted(item["outcomes"])),
                 Cell(str(item["order"].get("by", ""))),
             )
-            for item in page["items"]
+            for item in found.items
         ]
-        table = Table(terminal, _COLUMNS, rows)
-        table.head()
-        table.show(rows)
+        tell(terminal, found, _COLUMNS, rows)
     return 0
 
 

@@ -12,6 +12,7 @@ import re
 from urllib.parse import quote
 
 from sidecar.cli.admin import connect, telling_failures
+from sidecar.cli.listing import whole_id
 from sidecar.cli.terminal import Terminal, printable
 
 _INDENT = 12
@@ -23,7 +24,7 @@ _NOTE_COLOURS = {"decided by:": "dim", "what would change it:": "cyan"}
 @telling_failures
 def explain(chosen: argparse.Namespace) -> int:
     admin = connect(chosen, os.environ)
-    path = f"/sessions/{quote(chosen.id, safe='')}"
+    path = f"/sessions/{quote(whole_id(admin, 'session', chosen.id), safe='')}"
     terminal = Terminal()
     if chosen.json:
         terminal.line(json.dumps(admin.get(path), indent=2))

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from sidecar.cli.admin import Admin, connect, telling_failures
 from sidecar.cli.dlq import time_of
+from sidecar.cli.listing import listed, tell, whole_id
 from sidecar.cli.table import Cell, Column, Table
 from sidecar.cli.terminal import Terminal, printable
 
@@ -40,6 +41,8 @@ _DELIVERIES = (
 @telling_failures
 def jobs(chosen: argparse.Namespace) -> int:
     admin, terminal = connect(chosen, os.environ), Terminal()
+    if getattr(chosen, "id", None) is not None:
+        chosen.id = whole_id(admin, "job", chosen.id)
     if chosen.action == "show":
         _tell(terminal, admin.get(_path(chosen.id)), as_json=chosen.json)
     elif chosen.action == "result":
@@ -84,19 +87,11 @@ def _show_results(terminal: Terminal, found: dict[str, Any], *, as_json: bool) -
 
 
 def _list(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> None:
-    found: list[dict[str, Any]] = []
-    cursor: str | None = None
-    while True:
-        limit = min(chosen.limit - len(found), _LARGEST_PAGE)
-        page = admin.get("/jobs", state=chosen.state, limit=limit, cursor=cursor)
-        found += page["items"]
-        cursor = page["next_cursor"]
-        if cursor is None or len(found) >= chosen.limit:
-            break
+    found = listed(admin, "/jobs", chosen.limit, _LARGEST_PAGE, state=chosen.state, since=chosen.since)
     if chosen.json:
-        terminal.line(json.dumps({"items": found, "next_cursor": cursor}, indent=2))
-    elif not found:
-        terminal.line("No such jobs." if chosen.state else "No jobs: nothing has been handed in.")
+        terminal.line(json.dumps(found.as_json(), indent=2))
+    elif not found.items:
+        terminal.line("No such jobs." if chosen.state or chosen.since else "No jobs: nothing has been handed in.")
     else:
         rows = [
             (
@@ -109,13 +104,9 @@ def _list(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> None:
                 Cell(job["state"], _COLOURS.get(job["state"])),
                 Cell(time_of(job["finished_at"])),
             )
-            for job in found
+            for job in found.items
         ]
-        table = Table(terminal, _JOBS, rows)
-        table.head()
-        table.show(rows)
-        if cursor is not None:
-            terminal.line(terminal.paint(f"There are more; --limit {chosen.limit * 5} shows them.", "dim"))
+        tell(terminal, found, _JOBS, rows)
 
 
 def _tell(terminal: Terminal, job: dict[str, Any], *, as_json: bool) -> None:

@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
         description="A proxy beside your app: point HTTP_PROXY at it and see every outgoing call.",
         epilog="`sidecar COMMAND --help` tells more. Exit codes: 0 fine, 1 failed, 2 wrong use.",
     )
+    top.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands)
     _add_env(commands)
@@ -89,6 +90,16 @@ def parser() -> argparse.ArgumentParser:
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     _add_json(commands.add_parser("version", help="print the version"))
     return top
+
+
+class _Version(argparse.Action):
+    """Known only once it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from sidecar import __version__
+
+        print(f"sidecar {__version__}")
+        parser.exit()
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -211,7 +222,10 @@ def _add_sessions(commands: Any) -> None:
     )
     sessions.add_argument("--outcome", metavar="WORD", help="only those that ended so, as in recovered or exhausted")
     sessions.add_argument("--upstream", metavar="NAME", help="only those of this upstream")
-    sessions.add_argument("--code", metavar="CODE", help="only those with this error code, as in NETWORK_TIMEOUT")
+    sessions.add_argument(
+        "--code", "--error-class", metavar="CODE", help="only those with this error code, as in NETWORK_TIMEOUT"
+    )
+    sessions.add_argument("--trace", metavar="ID", help="only those of this trace: 32 hex digits")
     sessions.add_argument(
         "--since", metavar="WHEN", help=f"only those since: {_DURATIONS} ago, or 2026-01-29T12:00:00Z"
     )

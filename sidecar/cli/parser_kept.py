@@ -46,7 +46,9 @@ def _add_which(command: argparse.ArgumentParser) -> None:
     which = command.add_argument_group("which", "Several words in one option, separated by commas, mean any of them.")
     which.add_argument("--status", metavar="WORDS", help="pending, replaying, completed, failed, discarded")
     which.add_argument("--upstream", metavar="NAMES", help="only those of these upstreams")
-    which.add_argument("--error-class", metavar="CODES", help="only those that failed so, as in NETWORK_TIMEOUT")
+    which.add_argument(
+        "--error-class", "--code", metavar="CODES", help="only those that failed so, as in NETWORK_TIMEOUT"
+    )
     which.add_argument("--verdict", metavar="WORDS", help="only those with this verdict, as in safe or unsafe")
     which.add_argument("--since", metavar="WHEN", help=f"kept since: {_DURATIONS} ago, or 2026-01-29T12:00:00Z")
     which.add_argument("--until", metavar="WHEN", help="kept before")
@@ -130,6 +132,10 @@ def _add_replay(actions: Any, talking: Talking) -> None:
 def _add_replays(actions: Any, talking: Talking) -> None:
     command = _action(actions, "replays", "list replays of many, follow one, pause, resume or cancel it")
     command.add_argument("id", metavar="ID", nargs="?", help="a replay, rpl_…: follow it to its end")
+    command.add_argument(
+        "--since", metavar="WHEN", help=f"of the list: begun since {_DURATIONS} ago, or 2026-01-29T12:00:00Z"
+    )
+    command.add_argument("--limit", type=_count, default=20, metavar="N", help="at most so many (default: 20)")
     command.add_argument("order", nargs="?", choices=("pause", "resume", "cancel"), help="what it is to do")
     command.add_argument("--reason", metavar="TEXT", help="why, for whoever looks at it")
     talking(command)
@@ -195,7 +201,10 @@ def add_jobs(commands: Any, talking: Talking) -> None:
 
 def _add_job_filters(command: argparse.ArgumentParser, **options: Any) -> None:
     words = ("in_progress", "succeeded", "retryable_failed", "failed", "unknown")
-    command.add_argument("--state", choices=words, help="only those in this state", **options)
+    command.add_argument("--state", "--status", choices=words, help="only those in this state", **options)
+    command.add_argument(
+        "--since", metavar="WHEN", help=f"only those since: {_DURATIONS} ago, or 2026-01-29T12:00:00Z", **options
+    )
     given = {"default": 20, **options}
     command.add_argument("--limit", type=_count, metavar="N", help="at most so many (default: 20)", **given)
 

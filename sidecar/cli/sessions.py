@@ -14,6 +14,7 @@ from time import sleep
 from typing import Any
 
 from sidecar.cli.admin import Admin, connect, telling_failures
+from sidecar.cli.listing import listed, must_be_upstreams, tell
 from sidecar.cli.table import Cell, Column, Table
 from sidecar.cli.terminal import Terminal
 from telemetry.record import BAD, GOOD
@@ -22,7 +23,7 @@ from telemetry.sentences import seconds
 _PAGE = 100
 _MOST_PAGES = 10
 _POLL = 1.0
-_FILTERS = ("outcome", "upstream", "code", "since")
+_FILTERS = ("outcome", "upstream", "code", "trace", "since")
 _COLUMNS = (
     Column("TIME (UTC)", importance=3),
     Column("SESSION"),
@@ -42,31 +43,18 @@ def sessions(chosen: argparse.Namespace) -> int:
     admin = connect(chosen, os.environ)
     filters = {name: getattr(chosen, name) for name in _FILTERS}
     terminal = Terminal()
-    found, more = _list(admin, filters, chosen.limit)
+    found = listed(admin, "/sessions", chosen.limit, 1000, **filters)
+    if not found.items:
+        must_be_upstreams(admin, chosen.upstream)
     if chosen.follow:
-        _follow(admin, filters, terminal, found, as_json=chosen.json)
+        _follow(admin, filters, terminal, found.items, as_json=chosen.json)
     elif chosen.json:
-        terminal.line(json.dumps({"items": found, "next_cursor": more}, indent=2))
-    elif not found:
+        terminal.line(json.dumps(found.as_json(), indent=2))
+    elif not found.items:
         terminal.line("No such sessions. Kept are requests that were retried, failed, refused or slow, for a day.")
     else:
-        table = Table(terminal, _COLUMNS, rows := list(map(_row, found)))
-        table.head()
-        table.show(rows)
-        if more is not None:
-            terminal.line(terminal.paint(f"There are more; --limit {chosen.limit * 5} shows them.", "dim"))
+        tell(terminal, found, _COLUMNS, list(map(_row, found.items)))
     return 0
-
-
-def _list(admin: Admin, filters: dict[str, str | None], limit: int) -> tuple[list[Session], str | None]:
-    found: list[Session] = []
-    cursor: str | None = None
-    while True:
-        page = admin.get("/sessions", limit=min(limit - len(found), 1000), cursor=cursor, **filters)
-        found += page["items"]
-        cursor = page["next_cursor"]
-        if cursor is None or len(found) >= limit:
-            return found, cursor
 
 
 def _follow(

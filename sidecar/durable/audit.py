@@ -84,6 +84,13 @@ class Audit:
         found = await self._store.read(select)
         return found[:limit], str(found[limit - 1].seq) if len(found) > limit else None
 
+    async def count(self, wanted: Wanted) -> int:
+        """How many fit."""
+        conditions, values = _conditions(wanted)
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        query = f"SELECT count(*) FROM audit{where}"  # words of this file only
+        return int(await self._store.read(lambda connection: connection.execute(query, values).fetchone()[0]))
+
 
 def _conditions(wanted: Wanted) -> tuple[list[str], list[Any]]:
     given = {

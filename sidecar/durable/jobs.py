@@ -271,26 +271,33 @@ class Jobs:
             told["body_base64"] = base64.b64encode(body).decode()
         return {**shown, "answer": told}
 
-    async def page(self, *, state: str | None = None, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        """The newest first."""
+    async def page(
+        self, *, state: str | None = None, since: float | None = None, limit: int = 50, cursor: str | None = None
+    ) -> dict[str, Any]:
+        """The newest first, and with the first page how many there are in all."""
         if state is not None and state not in JOB_STATES:
             raise BadInput("state", f"must be one of {', '.join(JOB_STATES)}")
         if not 1 <= limit <= 500:
             raise BadInput("limit", "must be from 1 to 500")
         before, last_id = (1e12, "~") if cursor is None else _read_cursor(cursor)
-        condition, words = (" AND state = ?", [state]) if state is not None else ("", [])
+        given = {" AND state = ?": state, " AND created_at >= ?": since}
+        condition = "".join(text for text, value in given.items() if value is not None)
+        words = [value for value in given.values() if value is not None]
 
-        def work(connection: sqlite3.Connection) -> tuple[list[dict[str, Any]], str | None]:
+        def work(connection: sqlite3.Connection) -> dict[str, Any]:
+            total: int | None = None
+            if cursor is None:
+                (total,) = connection.execute(f"SELECT count(*) FROM jobs WHERE 1{condition}", words).fetchone()
             found = connection.execute(
                 "SELECT job_id, idempotency_key, subject, version, state, created_at, finished_at FROM jobs "
                 f"WHERE (created_at, job_id) < (?, ?){condition} ORDER BY created_at DESC, job_id DESC LIMIT ?",
                 (before, last_id, *words, limit + 1),
             ).fetchall()
             following = _write_cursor(found[limit - 1]) if len(found) > limit else None
-            return [self._listed(connection, row) for row in found[:limit]], following
+            items = [self._listed(connection, row) for row in found[:limit]]
+            return {"items": items, "next_cursor": following, "total": total}
 
-        items, following = await self._outbox.store.read(work)
-        return {"items": items, "next_cursor": following}
+        return await self._outbox.store.read(work)
 
     async def counts(self) -> dict[str, int]:
         """Jobs by state, for the gauge."""

@@ -34,11 +34,15 @@ class Shelf:
             )
         )
 
-    async def jobs(self, limit: int = 100, after: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
-        """The newest first, those of earlier runs included, beginning after the job `after`; and the one to go on
-        after, if there are more."""
+    async def jobs(
+        self, limit: int = 100, after: str | None = None, since: float | None = None
+    ) -> tuple[list[dict[str, Any]], str | None, int | None]:
+        """The newest first, those of earlier runs included, beginning after the job `after`; the one to go on after,
+        if there are more; and with the first page how many there are in all."""
+        earliest = -1.0 if since is None else since
 
-        def work(connection: sqlite3.Connection) -> list[tuple[str, bytes]]:
+        def work(connection: sqlite3.Connection) -> tuple[list[tuple[str, bytes]], int | None]:
+            total: int | None = None
             before: tuple[float, str] = (1e12, "~")
             if after is not None:
                 found = connection.execute(
@@ -47,18 +51,22 @@ class Shelf:
                 if found is None:
                     raise BadInput("cursor", "is not a cursor that a list gave out", "leave it out to begin anew")
                 before = found
-            return connection.execute(
-                "SELECT job_id, document FROM replay_jobs WHERE (created_at, job_id) < (?, ?) "
+            else:
+                counted = "SELECT count(*) FROM replay_jobs WHERE created_at >= ?"
+                (total,) = connection.execute(counted, (earliest,)).fetchone()
+            page = connection.execute(
+                "SELECT job_id, document FROM replay_jobs WHERE (created_at, job_id) < (?, ?) AND created_at >= ? "
                 "ORDER BY created_at DESC, job_id DESC LIMIT ?",
-                (*before, limit + 1),
+                (*before, earliest, limit + 1),
             ).fetchall()
+            return page, total
 
-        stored = await self._store.read(work)
+        stored, total = await self._store.read(work)
         shown = [
             self.live[job_id].shown() if job_id in self.live else orjson.loads(document)
             for job_id, document in stored[:limit]
         ]
-        return shown, stored[limit - 1][0] if len(stored) > limit else None
+        return shown, stored[limit - 1][0] if len(stored) > limit else None, total
 
     async def job(self, job_id: str) -> dict[str, Any]:
         if job_id in self.live:
