@@ -29,9 +29,9 @@ def _at_least_the_first(given: Any) -> Any:
 
 
 def _retryable_status(status: int) -> int:
-    if status not in _RETRYABLE_4XX and not 500 <= status <= 599:
+    if status not in _RETRYABLE_4XX and not 500 <= status <= 999:
         raise ValueError(
-            "only 408, 425, 429 and 500 to 599 may be tried again; any other status is an answer, not a failure"
+            "only 408, 425, 429 and 500 to 999 may be tried again; any other status is an answer, not a failure"
         )
     return status
 
@@ -45,7 +45,7 @@ RetryableStatus = Annotated[
     int,
     Field(strict=True),
     AfterValidator(_retryable_status),
-    WithJsonSchema({"anyOf": [{"enum": list(_RETRYABLE_4XX)}, {"type": "integer", "minimum": 500, "maximum": 599}]}),
+    WithJsonSchema({"anyOf": [{"enum": list(_RETRYABLE_4XX)}, {"type": "integer", "minimum": 500, "maximum": 999}]}),
 ]
 
 
@@ -92,7 +92,7 @@ class Policy(Section):
     """How long the whole request may take until a response is accepted, waits included, in seconds. Not set: 60, or
     attempt_timeout where that is longer."""
     retry_status_codes: tuple[RetryableStatus, ...] | None = None
-    """Only these statuses are tried again: any of 408, 425, 429 and 500 to 599. Not set: the registry of error codes
+    """Only these statuses are tried again: any of 408, 425, 429 and 500 to 999. Not set: the registry of error codes
     decides."""
     retryable_errors: tuple[CodeName, ...] | None = None
     """Only these error codes are tried again. Not set: the registry of error codes decides."""

@@ -30,17 +30,17 @@ NETWORK_CODES: tuple[str, ...] = get_args(NetworkCode)
 ANY_VALUE = "*"
 Scalar = str | int | float | bool | None
 
-_CLASS = re.compile(r"[1-5]xx", re.IGNORECASE)
+_CLASS = re.compile(r"[1-9]xx", re.IGNORECASE)
 _JSON_PATH = re.compile(r"[^.\s]+(\.[^.\s]+)*")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 def _status(given: Any) -> int | str:
-    if type(given) is int and 100 <= given <= 599:
+    if type(given) is int and 100 <= given <= 999:
         return given
     if isinstance(given, str) and _CLASS.fullmatch(given):
         return given.lower()
-    raise ValueError("a status is a number from 100 to 599, or a class of them, as in 5xx")
+    raise ValueError("a status is a number from 100 to 999, or a class of them, as in 5xx")
 
 
 def _scalar(given: Any) -> Scalar:
@@ -64,7 +64,7 @@ def _header(text: str) -> str:
 _Status = Annotated[int | str, PlainValidator(_status)]
 _Scalar = Annotated[Scalar, PlainValidator(_scalar)]
 _NUMBER_OR_CLASS: dict[str, Any] = {
-    "anyOf": [{"type": "integer", "minimum": 100, "maximum": 599}, {"type": "string", "pattern": "^[1-5][xX][xX]$"}]
+    "anyOf": [{"type": "integer", "minimum": 100, "maximum": 999}, {"type": "string", "pattern": "^[1-9][xX][xX]$"}]
 }
 _ANY_SCALAR: dict[str, Any] = {"anyOf": [{"type": kind} for kind in ("string", "number", "boolean", "null")]}
 

@@ -423,8 +423,6 @@ BAD_RESPONSES = {
     "an unknown coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     "chunked in HTTP/1.0": b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "status 99": b"HTTP/1.1 099 No\r\nContent-Length: 0\r\n\r\n",
-    "status 600": b"HTTP/1.1 600 No\r\nContent-Length: 0\r\n\r\n",
-    "status 999": b"HTTP/1.1 999 No\r\nContent-Length: 0\r\n\r\n",
     "another version": b"HTTP/2.0 200 OK\r\nContent-Length: 0\r\n\r\n",
     "garbage": b"hello\r\n\r\n",
     "a NUL in a value": b"HTTP/1.1 200 OK\r\nX-A: \x00\r\nContent-Length: 0\r\n\r\n",

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App, Reply
+from tests.doubles.faults import last_session
 from tests.doubles.upstream import Script, Talk, Upstream, always, answer
 
 ONE_ATTEMPT = True
@@ -197,8 +198,7 @@ INVALID = {
     "binary": bytes(range(256)),
     "http/2 preface of a server": b"\x00\x00\x12\x04\x00\x00\x00\x00\x00" + bytes(18),
     "status 099": b"HTTP/1.1 099 Low\r\nContent-Length: 0\r\n\r\n",
-    "status 600": b"HTTP/1.1 600 High\r\nContent-Length: 0\r\n\r\n",
-    "status 999": b"HTTP/1.1 999 High\r\nContent-Length: 0\r\n\r\n",
+    "status 000": b"HTTP/1.1 000 Low\r\nContent-Length: 0\r\n\r\n",
     "status of two digits": b"HTTP/1.1 20 OK\r\nContent-Length: 0\r\n\r\n",
     "status of four digits": b"HTTP/1.1 2000 OK\r\nContent-Length: 0\r\n\r\n",
     "version 2.0": b"HTTP/2.0 200 OK\r\nContent-Length: 0\r\n\r\n",
@@ -248,7 +248,21 @@ async def test_an_invalid_answer_is_a_502_and_its_connection_is_not_used_again(
     assert {"exhausted": 2} == sidecar.outcomes
 
 
-@pytest.mark.parametrize("name", ["status 600", "version 2.0", "chunked and length", "two lengths", "unknown coding"])
+@pytest.mark.parametrize("status", [600, 625, 777, 999])
+async def test_a_status_of_no_class_passes_as_it_is_and_is_a_server_error(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Route, status: int
+) -> None:
+    upstream = await start_upstream(always(answer(b"go away", f"{status} Denied", "X-A: b")))
+    sidecar = await start_sidecar(upstreams=route(upstream), policies={"once": {"max_attempts": 2, "base_delay": 0}})
+    reply = await (await sidecar.app()).ask(GET)
+    assert (status, "Denied", b"go away", "b") == (reply.status, reply.reason, reply.body, reply.get("x-a"))
+    assert ("2", "exhausted") == (reply.get("x-sidecar-attempts"), reply.get("x-sidecar-outcome"))
+    session = await last_session(sidecar)
+    assert ["UPSTREAM_ERROR"] * 2 == [attempt.code for attempt in session.attempts]
+    assert 1 == upstream.connections
+
+
+@pytest.mark.parametrize("name", ["status 099", "version 2.0", "chunked and length", "two lengths", "unknown coding"])
 async def test_an_invalid_answer_is_found_out_when_it_comes_byte_by_byte(
     start_sidecar: Starter, start_upstream: UpstreamStarter, route: Route, name: str
 ) -> None:

@@ -52,7 +52,8 @@ _SAYS_NO = frozenset({b"false", b"0", b"no"})
 
 
 def code_of(status: int) -> str | None:
-    """By the status alone; None for success."""
+    """By the status alone; None for success. Beyond 599 there are no classes, and an invalid status is treated as a
+    server error (RFC 9110, 15)."""
     if status < 400:
         return None
     return _BY_STATUS.get(status) or ("CLIENT_ERROR" if status < 500 else "UPSTREAM_ERROR")

@@ -171,11 +171,9 @@ class AnswerReader:
             self._interim_seen = self._unusual = True
             if status != 101:
                 if status < 100:
-                    raise self._refuse(f"the response status {status} is not between 100 and 599")
+                    raise self._refuse(f"the response status {status} is below 100")
                 return  # its bytes count towards the head, so their number is bounded too
             self.switched = True
-        elif status > 599:
-            raise self._refuse(f"the response status {status} is not between 100 and 599")
         if self._interim_seen and self._parser.get_http_version() not in ("1.0", "1.1"):
             raise self._refuse(f"the response claims HTTP/{self._parser.get_http_version()}")
         head = self._fields
