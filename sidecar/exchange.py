@@ -142,6 +142,22 @@ class Exchange(Posting):
         finally:
             self._settle()
 
+    def never_begun(self) -> None:
+        """The app has left before its turn came: a request it made, and no more."""
+        record = self.record
+        record.outcome, record.code = "cancelled", "CLIENT_DISCONNECTED"
+        try:
+            if record.method != "CONNECT":
+                destination, _ = self._client.find_destination(self._request, self._proxy)
+                record.upstream = destination.upstream.label
+        except Malformed as malformed:
+            self._proxy.metrics.malformed(malformed.reason)
+            record.outcome = ""  # not a session: counted apart
+        except (Refused, AnsweredHere):
+            pass
+        self._trace_anyway()
+        self._settle()
+
     # ---- attempts --------------------------------------------------------------------------------------------
 
     async def _attempts(self) -> None:

@@ -112,9 +112,11 @@ class Downstream(RequestReader):
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         self._deaf = True
-        self._waiting.clear()
+        left_behind, self._waiting = self._waiting, deque()
         if self._exchange is not None:
             self._exchange.cancel()
+        for request in left_behind:
+            Exchange(self.proxy, self, request, clock.monotonic()).never_begun()
         self._let_go()
 
     def _let_go(self) -> None:

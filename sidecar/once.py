@@ -171,6 +171,8 @@ class Once(Keeping):
         await self._stream(copying)
         if self.record.outcome in _DONE:
             await self._remember_streamed(connection, copying.copy)
+            if self._client.transport is None:
+                raise asyncio.CancelledError  # the app left while the end of its answer was held back
             copying.finish()
 
     async def _remember_streamed(self, connection: UpstreamConnection, body: bytes | None) -> None:

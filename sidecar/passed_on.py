@@ -120,6 +120,9 @@ class PassedOn(OwnAnswers):
                 await self.parked()
             if connection.failure is not None:
                 raise connection.taken_failure()
+        except asyncio.CancelledError:
+            self._drop_connection()  # at once: nobody takes its bytes while the rest is settled
+            raise
         except (AttemptFailed, UploadBroken) as broken:
             self._break_off(broken)
         else:

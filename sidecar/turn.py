@@ -6,6 +6,8 @@ Requests go first: the upstream has the longer way to go.
 
 Law: nothing waits for bytes that may come, only for the end of the turn it was written in. The bytes of a connection
 keep their order: whatever else a transport is told, it does after what was written before. Large pieces do not wait.
+What is written to a connection that has ended is dropped: its protocol is told of the end, and whoever writes may have
+had no turn since (asyncio drops such bytes too, uvloop raises).
 """
 
 from __future__ import annotations
@@ -66,14 +68,18 @@ class Gathering(asyncio.Transport):
                 self.pending += data
                 return
             self.flush()
-            self._transport.write(data)
+            self._write(data)
         elif len(data) > _SMALL:
-            self._transport.write(data)
+            self._write(data)
         else:
             self.pending = data
             self._writers.append(self)
             if not self._turn.under_way:
                 self._turn.begin()
+
+    def _write(self, data: Any) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def flush(self) -> None:
         if self.pending and not self._transport.is_closing():  # else it stays here, as a sign that it never left
@@ -100,7 +106,8 @@ class Gathering(asyncio.Transport):
 
     def write_eof(self) -> None:
         self.flush()
-        self._transport.write_eof()
+        if not self._transport.is_closing():
+            self._transport.write_eof()
 
     def close(self) -> None:
         self.flush()

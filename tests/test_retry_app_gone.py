@@ -8,12 +8,23 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from telemetry.record import NOT_CONNECTED, PARTLY_SENT, SENT, Session
 from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App
-from tests.doubles.faults import NO_BREAKER, QUICK_POLICIES, at_rest, last_session, request, unanswering_port, until
+from tests.doubles.faults import (
+    NO_BREAKER,
+    QUICK_POLICIES,
+    at_rest,
+    ended,
+    last_session,
+    request,
+    unanswering_port,
+    until,
+)
 from tests.doubles.upstream import Talk, Upstream, answer
+from tests.test_dead_letters_live import busy_store
 
 GET = request("GET", "/u/x")
 
@@ -273,3 +284,92 @@ async def test_many_at_once_in_every_place_leave_nothing(
         assert {"cancelled": 51} == sidecar.outcomes
         # Places that were granted in the same moment as their app left may have sent their request.
         assert len(upstream.requests) <= 51
+
+
+# ---- in the middle of an answer ----------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def raw_tracebacks() -> AsyncIterator[list[dict[str, Any]]]:
+    """What the event loop would print between the lines of the log."""
+    caught: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: caught.append(context))
+    yield caught
+    loop.set_exception_handler(None)
+
+
+async def pouring(talk: Talk) -> None:
+    """An answer without an end, as fast as it is taken."""
+    await talk.read_request()
+    await talk.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while True:
+        await talk.send(b"8000\r\n" + bytes(0x8000) + b"\r\n")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_while_a_stream_pours_in(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, raw_tracebacks: list[dict[str, Any]], method: str
+) -> None:
+    """With a key the exchange runs as a task, which hears of the end a turn later than the bytes that still come."""
+    upstream = await start_upstream(pouring)
+    sidecar = await start_sidecar(upstreams=route(upstream))
+    key = "Idempotency-Key: k{number}" if method == "POST" else "X-A: {number}"
+    apps = [await sidecar.app() for _ in range(20)]
+    for number, app in enumerate(apps):
+        await app.send(request(method, "/u/x", key.format(number=number), body=b"b" if method == "POST" else b""))
+    for app in apps:
+        await app.reader.readexactly(100_000)
+    for app in apps:
+        app.writer.transport.abort()
+    await at_rest(sidecar)
+    await until(lambda: sum(sidecar.outcomes.values()) == len(apps))
+    assert ({"cancelled": 20}, []) == (sidecar.outcomes, raw_tracebacks)
+
+
+async def test_while_the_end_of_a_keyed_answer_waits_for_the_store(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, raw_tracebacks: list[dict[str, Any]]
+) -> None:
+    go_on = asyncio.Event()
+
+    async def script(talk: Talk) -> None:
+        while True:
+            await talk.read_request()
+            await talk.send(b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nbegun\r\n")
+            await go_on.wait()
+            await talk.send(b"5\r\nended\r\n0\r\n\r\n")
+
+    upstream = await start_upstream(script)
+    sidecar = await start_sidecar(upstreams=route(upstream))
+    ask = request("POST", "/u/x", "Idempotency-Key: k", body=b"b")
+    app = await sidecar.app()
+    await app.send(ask)
+    await app.reader.readuntil(b"begun")
+    durable = await sidecar.proxy.kept.open()
+    with busy_store(durable):
+        go_on.set()
+        await until(lambda: sidecar.proxy.directory.configured["u"].connections == (0, 1))
+        app.close()
+        await until(lambda: not sidecar.proxy.downstreams)
+    await at_rest(sidecar)
+    assert ({"cancelled": 1}, []) == (sidecar.outcomes, raw_tracebacks)
+    again = await (await sidecar.app()).ask(ask)
+    assert (201, b"begunended", "true") == (again.status, again.body, again.get("idempotent-replayed"))
+    assert 1 == len(upstream.requests)
+
+
+async def test_requests_behind_one_that_runs_are_cancelled_with_it(
+    start_sidecar: Starter, start_upstream: UpstreamStarter
+) -> None:
+    upstream = await start_upstream(Holding())
+    sidecar = await start_sidecar(upstreams=route(upstream))
+    app = await sidecar.app()
+    behind = [request("POST", "/u/x", body=b"b"), request("GET", "/nobody"), request("OPTIONS", "*"), GET]
+    await app.send(b"".join([GET, *behind]))
+    await until(lambda: len(upstream.requests) == 1)
+    app.close()
+    await at_rest(sidecar)
+    await until(lambda: sum(sidecar.outcomes.values()) == 5)
+    assert ({"cancelled": 5}, 1) == (sidecar.outcomes, len(upstream.requests))
+    labels = {session.upstream for session in ended(sidecar)}
+    assert ({"u", "_none"}, 0) == (labels, sidecar.proxy.directory.configured["u"].requests)

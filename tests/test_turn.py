@@ -287,3 +287,32 @@ async def test_a_request_is_sent_although_nothing_else_happens(
     app = await sidecar.app()
     assert 200 == (await app.ask("GET /u HTTP/1.1\r\nHost: s\r\n\r\n")).status
     assert ([], []) == (sidecar.proxy.turn.requests, sidecar.proxy.turn.answers)
+
+
+async def test_what_is_written_to_a_connection_that_has_ended_is_dropped() -> None:
+    """On uvloop, as in production: its transports raise once they have told their protocol of the end."""
+    ended = asyncio.Event()
+
+    class Ending(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made.append(transport)
+
+        def connection_lost(self, exc: BaseException | None) -> None:
+            ended.set()
+
+    made: list[Any] = []
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Ending, "127.0.0.1", 0)
+    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.close()
+    await ended.wait()
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError):
+        made[0].write(b"x")
+    turn = Turn(loop)
+    gathering = Gathering(made[0], turn, turn.answers)
+    for data in (b"small", b"large" * 10_000, b"small", b"large" * 10_000):
+        gathering.write(data)
+    gathering.write_eof()
+    turn.send()
+    server.close()
