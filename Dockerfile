@@ -37,6 +37,8 @@ RUN python -m pip wheel --no-build-isolation --no-deps --wheel-dir /dist . \
 
 
 FROM python:${PYTHON_VERSION}-slim
+# The commit it is built from, for `sidecar_build_info`: --build-arg REVISION=$(git rev-parse HEAD)
+ARG REVISION=
 LABEL org.opencontainers.image.title="sidecar" \
       org.opencontainers.image.description="An observability-first HTTP proxy" \
       org.opencontainers.image.licenses="Apache-2.0"
@@ -53,6 +55,7 @@ COPY --from=build /opt/sidecar /opt/sidecar
 ENV PATH=/opt/sidecar/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
+    SIDECAR_REVISION=${REVISION} \
     SIDECAR__STATE_DIR=/var/lib/sidecar
 
 USER 10001:10001

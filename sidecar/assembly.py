@@ -188,6 +188,7 @@ class Sidecar:
             proxy.guard.close()
         proxy.ticker.stop()
         await self._close_servers()
+        proxy.signals.gather_last()
         await asyncio.get_running_loop().run_in_executor(None, proxy.signals.close)
         told = (
             f"stopped; the grace ended before {left} of what was under way did, which was cut off"

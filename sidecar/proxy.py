@@ -32,6 +32,7 @@ from sidecar.intercept import Interception
 from sidecar.policy.breaker import Breaker
 from sidecar.policy.caller import SeenKeys, identity
 from sidecar.policy.stages import StageBudgets
+from sidecar.revision import revision
 from sidecar.tunnel import Tunnel
 from sidecar.turn import Turn
 from sidecar.upstream.dial import Dialler
@@ -81,6 +82,7 @@ class Proxy:
             subsystems=_subsystems(settings),
             codes=self.registry,
             version=version,
+            revision=revision(environ or {}),
             server_id=self.pseudonym.decode(),
         )
         self.metrics = self.signals.metrics

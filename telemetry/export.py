@@ -46,6 +46,10 @@ class Export(Protocol):
         """Once a second."""
         ...
 
+    def gather_last(self) -> None:
+        """The last metrics, on the event loop's thread; then `close`."""
+        ...
+
     def close(self, timeout: float) -> None:
         """Hand over what is queued, for at most so long."""
         ...

@@ -96,6 +96,10 @@ class Otlp:
         if self._bridge is not None:
             self._bridge.tick(now)
 
+    def gather_last(self) -> None:
+        if self._bridge is not None:
+            self._bridge.gather_last()
+
     def close(self, timeout: float) -> None:
         parts = [part for part in (self._traces, self._logs, self._bridge) if part is not None]
         for part in parts:

@@ -59,13 +59,21 @@ class Bridge:
         if self._gathering is None:
             if now < self._due:
                 return
-            self._due = now + self._interval
+            self._due = max(self._due + self._interval, now)  # late by up to a tick each time, never more and more
             self._gathering, self._gathered = iter(Collected(self._surroundings.metrics)), []
         taken = list(islice(self._gathering, _SLICES_PER_TICK))
         self._gathered.extend(taken)
         if len(taken) < _SLICES_PER_TICK:
             self._gathering = None
             self.courier.put(self._gathered)
+
+    def gather_last(self) -> None:
+        """At the end, on the event loop's thread: what a process did in its last seconds, or in all of a short life."""
+        self._gathering = None
+        try:
+            self.courier.put(list(Collected(self._surroundings.metrics)))
+        except Exception as error:  # half of it is closed already; that must not keep the end from coming
+            tell(self._surroundings, "error", f"the last metrics could not be gathered: {error!r}")
 
     def _deliver(self, batch: list[list[Metric]]) -> None:
         for parts in batch:

@@ -348,6 +348,11 @@ class Signals:
                 self._refused[what] += refused
                 self.log.leave_out(what, level, refused)
 
+    def gather_last(self) -> None:
+        """After the last request, on the event loop's thread; then `close`."""
+        if self.export is not None:
+            self.export.gather_last()
+
     def close(self, timeout: float = _CLOSE_WITHIN) -> None:
         """Hand over what is queued, for at most so long. It waits: call it in a thread, after the last request."""
         self.events.close()
@@ -379,6 +384,12 @@ class Signals:
                 Event.TELEMETRY,
                 f"OTEL_PROPAGATORS: {unknown[:40]!r} is not spoken here; a trace travels as tracecontext, and baggage "
                 "passes as it is. Let the app and its upstreams speak tracecontext too, and take it out of the list",
+            )
+        if wanted.metrics is not None and wanted.metric_interval % 1:
+            self.log.warn(
+                Event.TELEMETRY,
+                f"OTEL_METRIC_EXPORT_INTERVAL: {wanted.metric_interval * 1000:g} ms cannot be kept: metrics leave "
+                "on whole seconds, at the first one after that time; give a multiple of 1000",
             )
         around = Surroundings(self.metrics, self.log, self.redactor, self._wall, self._wall_now, server_id)
         export = begin_export(wanted, around)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -632,7 +633,7 @@ def test_what_is_not_part_of_a_session_is_counted_where_it_happens() -> None:
     assert 1 == value(metrics, "malformed_requests_total", reason="target")
     assert 1 == value(metrics, "denied_total", reason="auth")
     assert (1, 1, 0) == tuple(
-        value(metrics, "internal_errors_total", component=word) for word in ("exchange", "somewhere_new", "store")
+        value(metrics, "internal_errors_total", component=word) for word in ("exchange", "somewhere_new", "reload")
     )
     assert (2, 0.2) == (value(metrics, "event_loop_lag_seconds_count"), value(metrics, "event_loop_lag_seconds_sum"))
     assert 1 == value(metrics, "upstream_connection_wait_seconds_count", upstream="u")
@@ -670,3 +671,12 @@ def test_a_first_move_of_a_known_breaker_is_an_increase_from_zero() -> None:
     for from_state, to_state in names.BREAKER_MOVES:
         labels = {"upstream": "u", "endpoint": "a:1", "from_state": from_state, "to_state": to_state}
         assert 0 == value(metrics, "breaker_transitions_total", **labels)
+
+
+def test_every_component_that_can_fail_is_at_0_before_it_does_and_no_other_is() -> None:
+    """Else its first fault would be no increase, and an alert would never see it."""
+    top = Path(__file__).parent.parent
+    named: set[str] = set()
+    for path in (*top.glob("sidecar/**/*.py"), *top.glob("telemetry/*.py")):
+        named |= set(re.findall(r'internal_error\(\s*"(\w+)"', path.read_text(encoding="utf-8")))
+    assert set(names.COMPONENTS) == named

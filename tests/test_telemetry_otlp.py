@@ -402,6 +402,40 @@ def test_the_bridge_tells_what_a_scrape_tells(make_signals: Make, collector: tup
     assert 1 == metrics["sidecar_build_info"].gauge.data_points[0].as_int
 
 
+def test_what_a_short_life_has_counted_arrives_at_its_end(
+    make_signals: Make, collector: tuple[dict[str, str], Received]
+) -> None:
+    environ, received = collector
+    signals = make_signals({**environ, "OTEL_METRICS_EXPORTER": "otlp", "OTEL_TRACES_EXPORTER": "none"})
+    signals.observe(exhausted())
+    signals.tick(ARRIVED + 1)
+    signals.gather_last()
+    signals.close()
+    points = received.metrics["sidecar_sessions"].sum.data_points
+    assert [1] == [point.as_double or point.as_int for point in points if attributes(point)["outcome"] == "exhausted"]
+
+
+@pytest.mark.parametrize(("interval", "warned"), [("1500", True), ("500", True), ("2000", False), ("", False)])
+def test_an_interval_that_cannot_be_kept_is_told(make_signals: Make, interval: str, warned: bool) -> None:
+    with grpc_collector() as (url, _):
+        variables = {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_METRIC_EXPORT_INTERVAL": interval}
+        signals = make_signals({**variables, "OTEL_EXPORTER_OTLP_ENDPOINT": url})
+        told = [line["body"] for line in said(signals) if "OTEL_METRIC_EXPORT_INTERVAL" in line["body"]]
+        assert warned == (len(told) == 1)
+
+
+def test_metrics_leave_as_often_as_asked_for_in_the_long_run(make_signals: Make) -> None:
+    with grpc_collector() as (url, _):
+        variables = {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_METRIC_EXPORT_INTERVAL": "9500"}
+        signals = make_signals({**variables, "OTEL_EXPORTER_OTLP_ENDPOINT": url})
+        courier = signals.export._bridge.courier  # type: ignore[union-attr]
+        given: list[object] = []
+        courier.put = given.append
+        for second in range(200):
+            signals.tick(ARRIVED + second)
+        assert len(given) in (20, 21)
+
+
 # ---- a collector in trouble --------------------------------------------------------------------------------------
 
 
