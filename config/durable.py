@@ -81,6 +81,8 @@ class DeadLetterStore(Section):
     """Entries that still wait are dropped at this age, in seconds, and counted as lost. Not set: never."""
     keep_completed: Seconds = 604_800.0
     """How long entries that are replayed or discarded stay to be looked at, in seconds."""
+    verify_every: Delay = 86_400.0
+    """How often everything that is kept is read and checked by itself, in seconds; 0: only by `sidecar dlq verify`."""
     notify_url: WebUrl | None = None
     """Where to POST when requests begin to be kept: once per upstream and error code within `notify_window`."""
     notify_window: Seconds = 300.0

@@ -76,6 +76,9 @@ class LiveFacts:
             disk_free=stats.disk_free,
         )
 
+    def incomplete(self) -> bool:
+        return self._proxy.kept.incomplete is not None
+
     def outbox_jobs(self) -> Mapping[str, int] | None:
         durable = self._proxy.kept.durable
         return None if durable is None or durable.jobs is None else durable.job_counts

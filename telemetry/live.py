@@ -78,6 +78,10 @@ class Live(Protocol):
         """What fails can be kept; None while nothing had to be."""
         ...
 
+    def incomplete(self) -> bool:
+        """Something is missing in the store, and nobody has answered for it yet."""
+        ...
+
     def outbox_jobs(self) -> Mapping[str, int] | None:
         """Jobs by state; None while there is no outbox."""
         ...
@@ -100,6 +104,7 @@ def families(live: Live) -> Iterator[Metric]:
         yield _of(names.DLQ_ENTRIES, {(label,): count for label, (count, _) in letters.waiting.items()})
         oldest: Facts = {(label,): at for label, (_, at) in letters.waiting.items() if at is not None}
         yield _of(names.DLQ_OLDEST, oldest)
+        yield _of(names.STORE_INCOMPLETE, {(): int(live.incomplete())})
         yield _of(names.DLQ_SIZE, {(): letters.size})
         yield _of(names.DLQ_CAPACITY, {(): letters.capacity})
         yield _of(names.DLQ_DISK_FREE, {(): letters.disk_free})

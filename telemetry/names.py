@@ -140,6 +140,7 @@ DLQ_REJECTED = _counter("dlq_rejected", "reason", "Loss at the door: requests th
 DLQ_EVICTED = _counter("dlq_evicted", "reason", "Loss after storage: dead letters that were removed unreplayed.")
 DLQ_WRITE = _histogram("dlq_write_duration_seconds", "", "Time to write and sync a dead letter.", FAST_BUCKETS)
 STORE_KEEPS = _gauge("store_keeps", "", "1 while failed requests can be kept; 0: they are lost, /readyz says why.")
+STORE_INCOMPLETE = _gauge("store_incomplete", "", "1 while commits or files are known to be missing in the store.")
 IDEMPOTENCY = _counter("idempotency_lookups", "result", "Questions to the idempotency store.")
 DLQ_ESCALATED = _counter(
     "dlq_escalated", "upstream", "Replays that met the same fatal error again: somebody has to look."

@@ -23,6 +23,7 @@ AGREED = {
     *("SidecarUpstreamDown", "SidecarBreakerOpen", "SidecarBreakerFlapping", "SidecarRetryStorm"),
     *("SidecarRetriesUseless", "SidecarDLQStale", "SidecarDLQNearFull", "SidecarDLQDataLoss"),
     "SidecarStoreNotKeeping",
+    "SidecarStoreIncomplete",
     *("SidecarTelemetryDropping", "SidecarEventLoopBlocked", "SidecarConfigReloadFailed", "SidecarInternalErrors"),
     *("SidecarOutboxOrderViolated", "SidecarOutboxUndecided", "SidecarOutboxFailed", "SidecarDLQEscalated"),
     "SidecarDown",

@@ -207,6 +207,7 @@ KEYS: dict[str, Any] = {
         "max_bytes": to(1_316_107_000, 1_316_108_000),
         "min_free_bytes": to(1_316_207, 1_316_208),
         "retention": to(91_131_000.07, 91_132_000),
+        "verify_every": to(94_321.07, 95_432),
         "keep_completed": to(92_131.07, 92_132),
         "notify_url": to("http://notify-before.test/x", "http://notify-after.test/x"),
         "notify_window": to(93.131077, 93.2),

@@ -50,6 +50,7 @@ CONTRACT = {
     "dlq_capacity_bytes": "",
     "dlq_disk_free_bytes": "",
     "store_keeps": "",
+    "store_incomplete": "",
     "dlq_enqueued_total": "upstream reason",
     "dlq_replayed_total": "upstream outcome",
     "dlq_rejected_total": "reason",
@@ -486,6 +487,9 @@ class Facts:
 
     def keeps(self) -> bool | None:
         return None if self.letters is None else True
+
+    def incomplete(self) -> bool:
+        return False
 
     def outbox_jobs(self) -> dict[str, int] | None:
         return self.jobs

@@ -34,6 +34,7 @@ from sidecar.admin.route import BODY_LIMIT, Route
 from sidecar.admin.sessions import Sessions
 from sidecar.admin.settings import EffectiveSettings
 from sidecar.admin.upstreams import Upstreams
+from sidecar.admin.verification import Verification
 from sidecar.live import LiveFacts
 from sidecar.proxy import Proxy
 from sidecar.reloading import Reloading
@@ -63,6 +64,7 @@ class Api:
             *Measures(proxy, changes).routes(),
             *Errors(proxy).routes(),
             *DeadLetterFiles(proxy, changes).routes(),
+            *Verification(proxy, changes).routes(),
             *Replays(proxy, changes).routes(),
             *DeadLetters(proxy, changes).routes(),
             *Jobs(proxy, changes).routes(),

@@ -44,6 +44,8 @@ class Ready(Answer):
     store: str | None = None
     """Why nothing can be kept at the moment; null while all is well. Traffic goes on meanwhile. A disk in trouble is
     no reason not to be ready; files that were removed or replaced under the running sidecar are."""
+    missing: str | None = None
+    """What should be in the store and is not, until somebody has answered for it: `sidecar dlq verify`."""
     configuration: ConfigurationState | None = None
     """Not there while the configuration that was read last is in force."""
 
@@ -88,6 +90,8 @@ class Probes:
             reason, told["store"] = told["reason"], f"gone: {problem}"
         elif problem is not None:
             told["store"] = f"degraded: {problem}"
+        if self._proxy.kept.incomplete is not None:
+            told["missing"] = self._proxy.kept.incomplete
         if self._reloading.refused is not None or self._reloading.needs_restart:
             told["configuration"] = self._configuration(open_to_all=FOR_ANYONE in call.request.app)
         return json_response(told, 200 if reason is None else 503)

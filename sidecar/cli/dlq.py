@@ -26,6 +26,7 @@ WHICH = ("status", "upstream", "error_class", "verdict", "since", "until", "q", 
 _ELSEWHERE = {
     "replay": "sidecar.cli.dlq_replay:replay",
     "replays": "sidecar.cli.dlq_replay:replays",
+    "verify": "sidecar.cli.dlq_verify:verify",
     "export": "sidecar.cli.dlq_files:export",
     "import": "sidecar.cli.dlq_files:bring_in",
 }

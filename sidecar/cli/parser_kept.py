@@ -33,6 +33,7 @@ def add_dlq(commands: Any, talking: Talking) -> None:
     _add_replays(actions, talking)
     _add_discard(actions, talking)
     _add_files(actions, talking)
+    _add_verify(actions, talking)
 
 
 def _action(actions: Any, name: str, text: str, more: str = "") -> argparse.ArgumentParser:
@@ -168,6 +169,20 @@ def _add_files(actions: Any, talking: Talking) -> None:
     )
     bring_in.add_argument("folder", type=Path, metavar="FOLDER", help="what `sidecar dlq export` wrote")
     talking(bring_in)
+
+
+def _add_verify(actions: Any, talking: Talking) -> None:
+    command = _action(
+        actions,
+        "verify",
+        "read and check everything that is kept: what is damaged, what is missing",
+        "It also happens by itself every `dead_letter.verify_every` seconds. Exit code 1 if anything is wrong.",
+    )
+    command.add_argument(
+        "--accept", action="store_true", help="what is missing has been looked into: stop saying so; needs --reason"
+    )
+    command.add_argument("--reason", metavar="TEXT", help="what was found out, for whoever looks at it")
+    talking(command)
 
 
 def add_jobs(commands: Any, talking: Talking) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sidecar import __version__, clock
+from sidecar.durable.account import FILE as ACCOUNT
 from sidecar.durable.disk import TEMPORARY, Disk, private_directory
 from sidecar.durable.opening import BODIES, FILE, quick_check
 from sidecar.durable.schema import VERSION
@@ -162,7 +163,8 @@ def _add(tar: tarfile.TarFile, name: str, path: Path) -> dict[str, Any]:
 def restore(archive: Path, state_dir: Path, *, overwrite: bool = False) -> tuple[Made, Path | None]:
     """Blocks; whoever calls holds the lock of the directory. What is in the file, and where what was there is now.
     Raises Trouble; then the state is as it was."""
-    there = [name for name in (FILE, f"{FILE}-wal", f"{FILE}-shm", BODIES, *_FOLDERS) if (state_dir / name).exists()]
+    ours = (FILE, f"{FILE}-wal", f"{FILE}-shm", ACCOUNT, BODIES, *_FOLDERS)
+    there = [name for name in ours if (state_dir / name).exists()]
     if FILE in there and not overwrite:
         raise NotNow(f"{state_dir} holds a store already", "with --force it is set aside, not deleted, and replaced")
     stamp = re.sub(r"[^0-9]", "", clock.utc_timestamp(clock.wall()))

@@ -1,7 +1,8 @@
 """Bodies too large for a row, each in a file that is named after its content.
 
 Law: a body's file is whole, synced and under its final name before the row that refers to it is committed; a row
-therefore never points at half a body. A file no row refers to is garbage from a crash and is collected. Files hold
+therefore never points at half a body. A file no row refers to is garbage from a crash and is collected, but only when
+it is certain that no row is missing; else it stays until somebody has said that it may go. Files hold
 sealed bytes only, in chunks, so that writing and reading need little memory whatever the size.
 """
 
@@ -9,13 +10,12 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from sidecar import clock
 from sidecar.durable.disk import TEMPORARY, Disk, tightened
@@ -43,6 +43,13 @@ class BodyFile:
     """Of the file."""
     sha256: str
     """Of the body itself."""
+
+
+class Unclaimed(NamedTuple):
+    """Files that no row refers to."""
+
+    files: int
+    bytes: int
 
 
 class Spool:
@@ -237,25 +244,61 @@ class Bodies:
             raise Damaged(f"the body file {self.folder / name} cannot be read: {error.strerror}") from error
 
     async def collect(self) -> int:
-        """Remove what no row refers to; at the start only, when nothing is being written."""
-        known = await self.store.read(
-            lambda connection: {name for (name,) in connection.execute("SELECT name FROM body_files")}
-        )
+        """Remove what no row refers to; at the start only, when nothing is being written. How many files."""
 
         def work() -> int:
-            removed = 0
-            if self.folder.is_dir():
-                for entry in os.scandir(self.folder):
-                    if entry.name not in known and entry.name not in self._unreferenced and _ours(entry.name):
-                        self.store.disk.remove(Path(entry.path))
-                        removed += 1
-            return removed
+            half = [path for path in self._files() if path.name.endswith(TEMPORARY)]
+            for path in half:
+                self.store.disk.remove(path)
+            return len(half)
+
+        removed = await self.store.in_thread(work)
+        if self.store.exact:
+            return removed + (await self.release_unclaimed()).files
+        left = await self.unclaimed()
+        if left.files:
+            self.store.report(
+                "sidecar.store.unclaimed",
+                f"{left.files} files in {self.folder} ({left.bytes} bytes) belong to no entry of the store, and it is "
+                "not certain that none is missing; they stay until `sidecar dlq verify --accept --reason TEXT`",
+            )
+        return removed
+
+    async def unclaimed(self) -> Unclaimed:
+        """Whole bodies that no row refers to."""
+        paths = await self._unclaimed()
+        return await self.store.in_thread(lambda: Unclaimed(len(paths), sum(map(_size, paths))))
+
+    async def release_unclaimed(self) -> Unclaimed:
+        """Remove them."""
+        paths = await self._unclaimed()
+
+        def work() -> Unclaimed:
+            size = sum(map(_size, paths))
+            for path in paths:
+                self.store.disk.remove(path)
+            return Unclaimed(len(paths), size)
 
         return await self.store.in_thread(work)
 
+    async def _unclaimed(self) -> list[Path]:
+        """Looked for before it is asked what is known: a body gets its row after its file, and is held until then."""
+        there = await self.store.in_thread(lambda: [path for path in self._files() if _NAME.fullmatch(path.name)])
+        held = set(self._unreferenced)
+        known = await self.store.read(
+            lambda connection: {name for (name,) in connection.execute("SELECT name FROM body_files")}
+        )
+        return [path for path in there if path.name not in known | held]
 
-def _ours(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None or name.endswith(TEMPORARY)
+    def _files(self) -> list[Path]:
+        return list(self.folder.iterdir()) if self.folder.is_dir() else []
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 class _Writing:

@@ -293,9 +293,9 @@ class DeadLetters:
                 found = connection.execute("SELECT seq FROM dead_letters WHERE dlq_id = ?", (dlq_id,)).fetchone()
                 rows.quarantine(connection, found[0], why, self.now())
                 return True
-            if row is None or row.entry.body.get("note") == _DAMAGED_BODY:
+            if row is None or row.entry.body.get("note") == DAMAGED_BODY:
                 return False
-            row.entry.body = {**row.entry.body, "kept": False, "note": _DAMAGED_BODY}
+            row.entry.body = {**row.entry.body, "kept": False, "note": DAMAGED_BODY}
             row.entry.happened(self.now(), "damaged", why=why)
             rows.save(connection, row, self.judge)
             return True
@@ -304,8 +304,27 @@ class DeadLetters:
             self.counts.dead_letter_evicted("corrupt")
             self.store.report("sidecar.dlq.damaged", f"{dlq_id}: {why}; it is set aside and cannot be replayed")
 
+    async def take_back(self, dlq_id: str) -> None:
+        """What was set aside opens again: its file or key was put back."""
 
-_DAMAGED_BODY = "damaged on disk"
+        def work(connection: sqlite3.Connection) -> bool:
+            row = rows.load(connection, dlq_id)
+            if row is None or row.entry.body.get("note") != DAMAGED_BODY:
+                return False
+            stored = connection.execute(
+                "SELECT body IS NOT NULL OR body_file IS NOT NULL FROM payloads WHERE seq = ?", (row.seq,)
+            ).fetchone()
+            kept = bool(stored and stored[0])
+            row.entry.body = {**row.entry.body, "kept": kept, "note": "" if kept else "not kept"}
+            row.entry.happened(self.now(), "repaired")
+            rows.save(connection, row, self.judge)
+            return True
+
+        if await self.store.write(work):
+            self.store.report("sidecar.dlq.repaired", f"{dlq_id} is whole again, and can be replayed")
+
+
+DAMAGED_BODY = "damaged on disk"
 
 
 def no_such(dlq_id: str) -> NoSuchThing:

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from sidecar.durable import document, rows
 from sidecar.durable.bodies import BodyFile
@@ -23,7 +23,7 @@ from sidecar.durable.entry import Entry, validate
 from sidecar.durable.filters import Filter, mark_of, read_cursor
 from sidecar.durable.intake import prints_of, short
 from sidecar.durable.listing import Listing
-from sidecar.durable.payloads import opened_head
+from sidecar.durable.payloads import Sealed, opened_head
 from sidecar.durable.rows import Row
 from sidecar.durable.trouble import BadInput, Damaged, NoSuchThing, NotNow
 
@@ -74,6 +74,7 @@ class Files:
         """One entry."""
         store, bodies = self._letters.store, self._letters.bodies.folder
         found, names = await store.read(partial(self._document, dlq_id=dlq_id))
+        await store.in_thread(partial(self._check, found, names))
         place = _UNFIT.sub("_", found.entry.operation_type)[:80] or "_"
 
         def work() -> list[File]:
@@ -87,6 +88,12 @@ class Files:
             return [*beside, File(f"{place}/{dlq_id}.json", document.written(found))]
 
         return await store.in_thread(work)
+
+    def _check(self, found: Document, names: dict[str, str]) -> None:
+        """A copy of something damaged is no copy. Raises Damaged."""
+        sealed = {**found.sealed, **{name: names.get(name) for name in _SUFFIXES}}
+        in_order = ("head", "body", "body_file", "response", "original_head", "original_body", "original_body_file")
+        self._letters.payloads.check(found.entry, cast(Sealed, tuple(sealed[name] for name in in_order)))
 
     def _document(self, connection: sqlite3.Connection, dlq_id: str) -> tuple[Document, dict[str, str]]:
         row = rows.load(connection, dlq_id)

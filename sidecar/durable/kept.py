@@ -30,12 +30,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_STORE = "store.db"  # opening.FILE; that module would bring the database library with it
+# Of opening.py and account.py, which would bring the database library with them.
+_OF_THE_STORE = ("store.db", "account")
+_BODIES = "bodies"
 _SEAL_KEY = "SIDECAR_SEAL_KEY"
 _TRY_AGAIN = 5.0
 _LAST_WRITES = 5.0
 _ERRORS = frozenset(
-    f"sidecar.store.{what}" for what in ("degraded", "damaged", "set_aside", "gone", "mended", "log_damaged")
+    f"sidecar.store.{what}"
+    for what in ("degraded", "damaged", "set_aside", "gone", "mended", "log_damaged", "incomplete", "unclaimed")
 )
 _GOOD_NEWS = frozenset({"sidecar.store.recovered"})
 
@@ -68,7 +71,11 @@ class Kept:
 
     @property
     def exists(self) -> bool:
-        return (self._directory / _STORE).exists()
+        """Or existed: what is missing has to be said at the start, not when something is to be kept."""
+        bodies = self._directory / _BODIES
+        return any((self._directory / name).exists() for name in _OF_THE_STORE) or (
+            bodies.is_dir() and any(path.suffix == ".body" for path in bodies.iterdir())
+        )
 
     async def begin(self) -> None:
         """At the start. Raises CannotUse when what lies there must not be touched by this sidecar."""
@@ -199,6 +206,12 @@ class Kept:
             health = self.durable.store.health
             return None if health.ok else health.reason
         return None if self._failure is None else str(self._failure)
+
+    @property
+    def incomplete(self) -> str | None:
+        """What is missing in the store, until somebody has answered for it."""
+        losses = () if self.durable is None else self.durable.store.losses
+        return "; ".join(loss.what for loss in losses) or None
 
     @property
     def gone(self) -> bool:

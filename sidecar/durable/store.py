@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from sidecar import clock
+from sidecar.durable.account import Account, Loss, accept
 from sidecar.durable.disk import Disk, volatile_file_system
 from sidecar.durable.opening import (
     Connect,
@@ -70,8 +71,9 @@ class Store:
         self._tell = report
         self._opener = Opener(state_dir, self.disk, self.report, connect)
         self.min_free_bytes = min_free_bytes
-        presence = Presence(self._opener.path, guards, self.report)
-        self._writer = Writer(self._opener, self.report, self.room, list(hooks), presence)
+        self._account = Account(self._opener.path)
+        presence = Presence(self._opener.path, [*guards, self._account], self.report)
+        self._writer = Writer(self._opener, self.report, self.room, list(hooks), presence, self._account)
         self._readers = ThreadPoolExecutor(_READERS, "store-reader")
         self._workers = ThreadPoolExecutor(_READERS, "store-files")
         self._local = threading.local()
@@ -98,6 +100,20 @@ class Store:
     @property
     def health(self) -> Health:
         return self._writer.health
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """What should be in it and is not, until somebody has answered for it."""
+        return self._account.losses
+
+    @property
+    def exact(self) -> bool:
+        """For certain nothing is missing: what no row refers to was never promised."""
+        return self._account.exact
+
+    async def accept_losses(self) -> None:
+        await self.write(accept)
+        self._account.losses = ()
 
     @property
     def running(self) -> bool:

@@ -8,13 +8,16 @@ reads every byte that was ever promised; what is wrong is set aside, what merely
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
+from sidecar import clock
 from sidecar.durable import rows
-from sidecar.durable.deadletter import DeadLetters
+from sidecar.durable.deadletter import DAMAGED_BODY, DeadLetters
 from sidecar.durable.payloads import Sealed
+from sidecar.durable.rows import Row
 from sidecar.durable.trouble import Damaged
 
 _PER_STEP = 200
@@ -28,6 +31,19 @@ class Checked:
     entries: int = 0
     damaged: int = 0
     repaired: int = 0
+    which: list[tuple[str, str]] = field(default_factory=list)
+    """What is damaged, also what was known to be: id and why."""
+
+
+@dataclass(slots=True)
+class _Some:
+    """What one step of a check found."""
+
+    seqs: list[int]
+    damaged: list[tuple[str, str]] = field(default_factory=list)
+    known: list[tuple[str, str]] = field(default_factory=list)
+    whole_again: list[str] = field(default_factory=list)
+    disagreeing: list[int] = field(default_factory=list)
 
 
 class Upkeep:
@@ -116,8 +132,9 @@ class Upkeep:
 
     # ---- checking ------------------------------------------------------------------------------------------------
 
-    async def check(self) -> Checked:
-        """Read and verify everything: the file, digests, seals, body files, copies in columns, counts."""
+    async def check(self, pace: Callable[[float], Awaitable[None]] | None = None) -> Checked:
+        """Read and verify everything: the file, digests, seals, body files, copies in columns, counts. `pace` is
+        awaited between steps with the seconds the last one took."""
         found, after = Checked(), -1
         if await self._letters.store.problem() is not None:
             found.repaired += 1
@@ -126,50 +143,57 @@ class Upkeep:
             if problem is not None:
                 self._letters.store.damaged(problem)
         while True:
-            seqs, damaged, disagreeing = await self._letters.store.read(partial(self._check_some, after=after))
-            for dlq_id, why in damaged:
+            begun = clock.monotonic()
+            some = await self._letters.store.read(partial(self._check_some, after=after))
+            for dlq_id, why in some.damaged:
                 await self._letters.set_aside(dlq_id, why)
-            if disagreeing:
-                await self._letters.store.write(partial(self._judge_these, seqs=disagreeing))
-            found.entries += len(seqs)
-            found.damaged += len(damaged)
-            found.repaired += len(disagreeing)
-            if not seqs:
+            for dlq_id in some.whole_again:
+                await self._letters.take_back(dlq_id)
+            if some.disagreeing:
+                await self._letters.store.write(partial(self._judge_these, seqs=some.disagreeing))
+            found.entries += len(some.seqs)
+            found.damaged += len(some.damaged)
+            found.repaired += len(some.disagreeing) + len(some.whole_again)
+            found.which += [*some.damaged, *some.known]
+            if not some.seqs:
                 break
-            after = seqs[-1]
+            after = some.seqs[-1]
+            if pace is not None:
+                await pace(clock.monotonic() - begun)
         found.repaired += await self._letters.store.write(_repair_counts)
         return found
 
-    def _check_some(
-        self, connection: sqlite3.Connection, after: int
-    ) -> tuple[list[int], list[tuple[str, str]], list[int]]:
+    def _check_some(self, connection: sqlite3.Connection, after: int) -> _Some:
         some = connection.execute(
             f"SELECT d.seq, d.dlq_id, upstream, error_class, verdict, status, {_SEALED} FROM dead_letters d "
             "LEFT JOIN facets ON facets.id = facet LEFT JOIN payloads p ON p.seq = d.seq WHERE d.seq > ? "
             "ORDER BY d.seq LIMIT 50",
             (after,),
         ).fetchall()
-        damaged, disagreeing = [], []
+        found = _Some([row[0] for row in some])
         for seq, dlq_id, upstream, error_class, verdict, status, *sealed in some:
+            row: Row | None = None
             try:
                 row = rows.load_seq(connection, seq)
                 assert row is not None
                 entry = row.entry
                 if sealed[0] is None:
                     raise Damaged(f"what was sealed with {dlq_id} is missing")
-                if entry.body["kept"] or entry.body["note"].startswith("not kept"):
-                    self._letters.payloads.check(entry, cast(Sealed, tuple(sealed)))
+                self._letters.payloads.check(entry, cast(Sealed, tuple(sealed)))
             except Damaged as problem:
-                damaged.append((dlq_id, problem.message))
+                known = row is not None and row.entry.body.get("note") == DAMAGED_BODY
+                (found.known if known else found.damaged).append((dlq_id, problem.message))
                 continue
+            if entry.body["note"] == DAMAGED_BODY:
+                found.whole_again.append(dlq_id)
             if (upstream, error_class, verdict, status) != (
                 entry.upstream,
                 entry.error_class,
                 entry.verdict,
                 entry.status,
             ):
-                disagreeing.append(seq)
-        return [row[0] for row in some], damaged, disagreeing
+                found.disagreeing.append(seq)
+        return found
 
 
 def _waiting(connection: sqlite3.Connection, upstream: str | None, after: int) -> list[int]:

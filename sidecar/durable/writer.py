@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar import clock
+from sidecar.durable.account import Account
 from sidecar.durable.opening import Opener, Report, is_damage, primary_code
 from sidecar.durable.presence import Presence
 from sidecar.durable.trouble import NotKept
@@ -28,6 +29,10 @@ OnOpen = Callable[[sqlite3.Connection], None]
 _MOST_AT_ONCE = 256
 _RETRY_AFTER = 0.5  # seconds between attempts to open a store that is in trouble
 _LOOK_AFTER = 2.0  # seconds without a write after which it is asked whether the files are still there
+_WHAT_TO_DO = (
+    "Bodies that belong to no entry are left where they are. Restore a backup, or look for the missing files; then "
+    "say that you know of it: `sidecar dlq verify --accept --reason TEXT`"
+)
 # Errors that speak about one statement; every other one speaks about the disk or the connection.
 _OF_THE_STATEMENT = frozenset(
     {
@@ -72,8 +77,10 @@ class Writer:
         room: Callable[[], int],
         hooks: list[OnOpen],
         presence: Presence,
+        account: Account,
     ) -> None:
         self._opener = opener
+        self._account = account
         self._presence = presence
         self._report = report
         self._room = room
@@ -131,6 +138,7 @@ class Writer:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        self._account.close(in_order=self.health.ok)
         self.health = Health(False, "the store is closed", clock.wall())
 
     def _next_batch(self) -> tuple[list[_Write], bool]:
@@ -168,6 +176,7 @@ class Writer:
         outcomes: list[Any] = []
         try:
             connection.execute("BEGIN IMMEDIATE")
+            changes = connection.total_changes
             room = self._room()
             for write in batch:
                 if write.grows and write.grows > room:
@@ -175,6 +184,9 @@ class Writer:
                     continue
                 room -= write.grows
                 outcomes.append(_run_one(connection, write.work))
+            changed = connection.total_changes > changes
+            if changed:
+                self._account.count(connection)
             connection.execute("COMMIT")
         except Exception as error:  # whatever it is, those who wait must hear of it
             self._give_up(error)
@@ -182,6 +194,8 @@ class Writer:
         if (gone := self._presence.missing()) is not None:
             self._vanished(gone)
             return [_Failed(self._not_kept()) for _ in batch]
+        if changed:
+            self._account.note()
         return outcomes
 
     def _no_room(self) -> NotKept:
@@ -252,10 +266,11 @@ class Writer:
         """The very same files are in their places again. A write of our own has to succeed first."""
         assert self._connection is not None
         try:
-            _prove(self._connection)
+            self._prove(self._connection)
         except sqlite3.Error as error:
             self._give_up(error)
             return
+        self._account.note()
         self._recovered()
 
     def _recovered(self) -> None:
@@ -289,16 +304,28 @@ class Writer:
         try:
             for hook in self._hooks:
                 hook(connection)
-            _prove(connection)
+            missing = self._prove(connection, first=True)
         except BaseException:
             connection.close()
             raise
         self._presence.note()
+        self._account.opened()
+        if missing is not None:
+            self._report("sidecar.store.incomplete", f"{missing}. {_WHAT_TO_DO}")
         self._connection, self.checked = connection, opened.checked
         self.generation += 1
         if self.generation > 1:
             self._recovered()
         self.health = Health(True, "", clock.wall())
+
+    def _prove(self, connection: sqlite3.Connection, *, first: bool = False) -> str | None:
+        """A commit of its own, with its fsync. What the store has lost since it was open before."""
+        connection.execute("BEGIN IMMEDIATE")
+        missing = self._account.compare(connection) if first else None
+        connection.execute("INSERT OR REPLACE INTO meta VALUES ('opened_at', ?)", (clock.wall(),))
+        self._account.count(connection)
+        connection.execute("COMMIT")
+        return missing
 
 
 class _Failed:
@@ -306,13 +333,6 @@ class _Failed:
 
     def __init__(self, error: Exception) -> None:
         self.error = error
-
-
-def _prove(connection: sqlite3.Connection) -> None:
-    """A commit of its own, with its fsync."""
-    connection.execute("BEGIN IMMEDIATE")
-    connection.execute("INSERT OR REPLACE INTO meta VALUES ('opened_at', ?)", (clock.wall(),))
-    connection.execute("COMMIT")
 
 
 def _run_one(connection: sqlite3.Connection, work: Work) -> Any:

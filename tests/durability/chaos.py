@@ -176,6 +176,9 @@ async def compare(folder: Path) -> dict[str, int]:
     wrong: list[str] = []
     try:
         assert durable.store.health.ok, durable.store.health.reason
+        wrong += [f"a false alarm: {loss.what}" for loss in durable.store.losses]
+        if not durable.store.exact:
+            wrong.append("it is not certain that nothing is missing")
         checked = await durable.upkeep.check()
         if checked.damaged or checked.repaired:
             wrong.append(f"{checked.damaged} damaged, {checked.repaired} disagreeing")
