@@ -38,6 +38,11 @@ class Destination(NamedTuple):
     timeout: float
     """Seconds."""
     compression: str  # none | gzip
+    ca_file: str | None
+    """Whom to trust over TLS; None: whom the library trusts."""
+    certificate_file: str | None
+    """Shown to the collector, with `key_file`."""
+    key_file: str | None
 
 
 class OtelSettings(NamedTuple):
@@ -101,7 +106,6 @@ def _destination(environ: Mapping[str, str], signal: str) -> Destination | None:
     protocol = _protocol(environ, upper, own or general, name)
     endpoint = own or general or f"http://localhost:{_PORTS[protocol]}"
     _check_url(name, endpoint)
-    _check_files(environ, upper)
     if protocol != "grpc" and not own:
         endpoint = f"{endpoint.rstrip('/')}/v1/{signal}"
     return Destination(
@@ -111,6 +115,7 @@ def _destination(environ: Mapping[str, str], signal: str) -> Destination | None:
         _headers(environ, upper),
         _timeout(environ, upper),
         _either(environ, upper, "COMPRESSION", ("none", "gzip"), "none"),
+        *(_file(environ, upper, what) for what in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")),
     )
 
 
@@ -134,14 +139,14 @@ def _check_url(name: str, endpoint: str) -> None:
         raise BadVariable(f"{name} must be a URL such as http://collector:4317")
 
 
-def _check_files(environ: Mapping[str, str], upper: str) -> None:
-    """The exporters read these themselves, and go on without TLS's certainty when they cannot."""
-    for what in ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"):
-        for name in (f"OTEL_EXPORTER_OTLP_{upper}_{what}", f"OTEL_EXPORTER_OTLP_{what}"):
-            if path := environ.get(name, "").strip():
-                if not os.access(path, os.R_OK):
-                    raise BadVariable(f"{name} must name a file that can be read")
-                break  # the signal's own goes before the general one
+def _file(environ: Mapping[str, str], upper: str, what: str) -> str | None:
+    """The exporters of the SDK would go on without TLS's certainty when they cannot read one."""
+    for name in (f"OTEL_EXPORTER_OTLP_{upper}_{what}", f"OTEL_EXPORTER_OTLP_{what}"):
+        if path := environ.get(name, "").strip():
+            if not os.access(path, os.R_OK):
+                raise BadVariable(f"{name} must name a file that can be read")
+            return path  # the signal's own goes before the general one
+    return None
 
 
 def _headers(environ: Mapping[str, str], upper: str) -> dict[str, str]:

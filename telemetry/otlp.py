@@ -1,11 +1,9 @@
 """OTLP: exporters for each signal over gRPC or HTTP, and who feeds them.
 
-Law: imported only when something is exported. Exporters are OpenTelemetry's; this file chooses and wires them. Their
-connections never go through a proxy: with HTTP_PROXY set for the app, telemetry would otherwise go through the sidecar
-itself. gRPC and `requests` are the exporters' own libraries, imported only where they are used.
-
-Spans reach their exporter encoded already (telemetry/protobuf.py): the `encode_spans` that the exporter's module calls
-is replaced by one that hands our bytes on. The tests with real receivers are the contract for that name.
+Law: imported only when something is exported. Spans have an exporter of ours (`otlp_spans.py`), because they are many
+and encoded already; those of log records and metrics are OpenTelemetry's, chosen and wired here. No connection goes
+through a proxy: with HTTP_PROXY set for the app, telemetry would otherwise go through the sidecar itself. gRPC and
+`requests` are the exporters' own libraries, imported only where they are used.
 """
 
 from __future__ import annotations
@@ -21,13 +19,12 @@ from telemetry.courier import Courier
 from telemetry.delivery import Delivery, Listening, tell
 from telemetry.export import Fields, Surroundings
 from telemetry.otel_settings import Destination, OtelSettings
+from telemetry.otlp_spans import SpanExporter
 from telemetry.protobuf import SpanEncoder
 from telemetry.record import Session
 from telemetry.spans import Materialiser, span_count
 
 _EXPORTERS = {
-    ("traces", "grpc"): ("opentelemetry.exporter.otlp.proto.grpc.trace_exporter", "OTLPSpanExporter"),
-    ("traces", "http/protobuf"): ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "OTLPSpanExporter"),
     ("logs", "grpc"): ("opentelemetry.exporter.otlp.proto.grpc._log_exporter", "OTLPLogExporter"),
     ("logs", "http/protobuf"): ("opentelemetry.exporter.otlp.proto.http._log_exporter", "OTLPLogExporter"),
     ("metrics", "grpc"): ("opentelemetry.exporter.otlp.proto.grpc.metric_exporter", "OTLPMetricExporter"),
@@ -39,7 +36,7 @@ _AT_A_TIME = 25  # sessions put into spans before the event loop is let in: less
 
 
 def make_exporter(destination: Destination) -> Any:
-    """OpenTelemetry's exporter for one signal."""
+    """OpenTelemetry's exporter for log records or metrics."""
     module, name = _EXPORTERS[destination.signal, destination.protocol]
     options: dict[str, Any] = {"endpoint": destination.endpoint, "timeout": destination.timeout}
     if destination.headers:
@@ -108,32 +105,6 @@ class Otlp:
         self._listening.close()
 
 
-class Batch:
-    """Encoded spans, in the shape in which an exporter takes spans, counts them and has them encoded."""
-
-    def __init__(self, count: int, request: bytes) -> None:
-        self._count = count
-        self.request = request
-
-    def __len__(self) -> int:
-        return self._count
-
-    def SerializePartialToString(self) -> bytes:  # noqa: N802  # what the HTTP exporter calls on a message
-        return self.request
-
-
-def span_exporter(destination: Destination) -> Any:
-    """An exporter whose `export` takes a Batch."""
-    exporter = make_exporter(destination)
-    module: Any = import_module(type(exporter).__module__)
-    if destination.protocol == "grpc":
-        message = module.ExportTraceServiceRequest
-        module.encode_spans = lambda batch: message.FromString(batch.request)
-    else:
-        module.encode_spans = lambda batch: batch
-    return exporter
-
-
 class Spans:
     """Finished sessions → spans → the collector."""
 
@@ -145,7 +116,8 @@ class Spans:
         self._most = wanted.batch_size
         self._fates = surroundings.metrics.spans
         self._surroundings = surroundings
-        self.delivery = Delivery("traces", span_exporter(destination), surroundings)
+        agent = f"sidecar/{surroundings.metrics.version}"
+        self.delivery = Delivery("traces", SpanExporter(destination, agent), surroundings)
         self.courier: Courier[Session] = Courier(
             "telemetry-spans", wanted.queue_size, wanted.batch_size, wanted.schedule_delay, self._deliver, self._lost
         )
@@ -171,8 +143,8 @@ class Spans:
             self._export(encoded)
 
     def _export(self, encoded: list[bytes]) -> None:
-        batch = Batch(len(encoded), self._encoder.request(encoded))
-        self._fates["exported" if self.delivery.export(batch) else "export_failed"] += len(encoded)
+        request = self._encoder.request(encoded)
+        self._fates["exported" if self.delivery.export(request) else "export_failed"] += len(encoded)
 
 
 def _resource(given: Mapping[str, str], surroundings: Surroundings) -> dict[str, str]:

@@ -691,8 +691,8 @@ def test_a_bad_sampler_argument_is_named(make_signals: Make) -> None:
 
 
 def test_what_only_the_exporter_finds_wrong_is_told_too(make_signals: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "ten")  # read by the exporter itself
-    signals = make_signals(ENDPOINT)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT", "ten")  # read by the exporter itself
+    signals = make_signals({**ENDPOINT, "OTEL_LOGS_EXPORTER": "otlp"})
     assert "OTEL_EXPORTER_OTLP_* variables" in said(signals)[0]["body"]
     assert not signals.traces.participating
 
