@@ -3,7 +3,7 @@
 Law: a field is classified once, when the parser hands it over; after the head a `Request` holds lines ready to be
 sent and the few facts an exchange asks for. Framing and hop-by-hop fields are never copied (R1, R16), everything
 else keeps its bytes, its case and its order (R7). What llhttp accepts and a proxy must not is refused here, as
-`Malformed`, never raised out of a callback: the parser would report it as its own error.
+`Malformed`; raised out of a callback, where the parser must not go on, it comes back through `unparsable`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ MAX_FIELDS = 256
 LINE_OVERHEAD = 32  # method, version and line ends, which do not count towards the limit
 _FIELD_OVERHEAD = 4  # ": " and CRLF
 _PADDING = frozenset((b" ", b"\t"))
+# llhttp lets them take effect there; Content-Length and Transfer-Encoding it refuses by itself.
+_NEVER_BEHIND_A_BODY = frozenset((CONNECTION, PROXY_CONNECTION, UPGRADE))
 _METHODS = {
     name.encode(): name
     for name in (
@@ -234,6 +236,9 @@ class RequestReader(RequestHandler):
     def on_header(self, name: bytes, value: bytes) -> None:
         request = self._arriving
         if request is None:
+            if REQUEST_KINDS[name] in _NEVER_BEHIND_A_BODY:
+                told = f"the field {name.decode('latin-1')} cannot stand behind a body: it says how a message goes on"
+                raise Malformed("MALFORMED_REQUEST", told, reason="framing")
             if self._body is not None:
                 self._body.trailers.append((name, value))
             return
@@ -333,7 +338,9 @@ def head_too_large() -> Malformed:
 
 
 def unparsable(error: BaseException) -> Malformed:
-    """llhttp's refusal → ours."""
+    """llhttp's refusal → ours. One of ours that stopped it is told as it is."""
+    if isinstance(error.__context__, Malformed):
+        return error.__context__
     told = str(error)
     if isinstance(error, httptools.HttpParserInvalidMethodError):
         return Malformed("NOT_IMPLEMENTED", "the request method is not one this proxy understands", reason="method")

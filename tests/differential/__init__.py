@@ -1,0 +1,1 @@
+"""Raw messages, direct and through the sidecar: what differs is what a proxy must change, and nothing else."""

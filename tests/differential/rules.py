@@ -1,0 +1,54 @@
+"""What a proxy must change in a message (RFC 9110, 7.6; RFC 9112, 3.2), and nothing of the sidecar's own code."""
+
+from __future__ import annotations
+
+from tests.framing.rfc9112 import Field, Message
+
+_HOP_BY_HOP = frozenset(
+    b"connection proxy-connection keep-alive te transfer-encoding content-length upgrade proxy-authorization".split()
+)
+_NEVER_IN_TRAILERS = frozenset(
+    b"transfer-encoding content-length host connection keep-alive te upgrade trailer proxy-connection content-encoding "
+    b"content-type content-range authorization proxy-authorization set-cookie cache-control max-forwards".split()
+)
+
+
+def passed(message: Message) -> tuple[Field, ...]:
+    """The fields that belong to the message and not to this hop. Host and framing are looked at apart."""
+    named = {name.strip().lower() for value in message.all(b"connection") for name in value.split(b",")}
+    gone = _HOP_BY_HOP | (named - {b"host"})
+    return tuple(
+        (name, value)
+        for name, value in message.fields
+        if name.lower() not in gone and not name.lower().startswith(b"x-sidecar-")
+    )
+
+
+def asked_for(message: Message) -> tuple[bytes, bytes, bytes]:
+    """Method, target and host of a request, as the server behind a proxy has to see them."""
+    method, target = message.method, message.target
+    host = b", ".join(message.all(b"host"))
+    if target.lower().startswith(b"http://"):
+        authority, slash, path = target[7:].partition(b"/")
+        if not slash:
+            authority, question, query = target[7:].partition(b"?")
+            target = b"/?" + query if question else (b"*" if method == b"OPTIONS" else b"/")
+        else:
+            target = b"/" + path
+        if b"?" in authority:
+            authority, _, query = target[7:].partition(b"?")
+        host = authority
+    return method, target, host
+
+
+def trailers(message: Message) -> tuple[Field, ...]:
+    return tuple((name, value) for name, value in message.trailers if name.lower() not in _NEVER_IN_TRAILERS)
+
+
+def without(fields: tuple[Field, ...], *names: bytes) -> tuple[Field, ...]:
+    return tuple((name, value) for name, value in fields if name.lower() not in names)
+
+
+def one_framing(message: Message) -> bool:
+    """At most one of both, once."""
+    return len(message.all(b"content-length")) + len(message.all(b"transfer-encoding")) <= 1
