@@ -130,6 +130,7 @@ class ResponseFields:
         """All fields are here: drop those that `Connection` names."""
         if self.connection is not None:
             self.lines = without_named(self.lines, self.connection)
+            self.dated = self.dated and self.value(b"date") is not None
 
     def value(self, name: bytes) -> bytes | None:
         """The first field of this lower-case name. For unusual moments: a scan."""
@@ -156,6 +157,11 @@ def without_named(lines: Sequence[bytes], connection: bytes) -> list[bytes]:
     """Drop the fields that `Connection` names: they were meant for this hop only."""
     named = {token.strip().lower() for token in connection.split(b",")}
     return [line for line in lines if line.partition(b":")[0].lower() not in named]
+
+
+def names_close(connection: bytes) -> bool:
+    """Whether `Connection` ends the connection behind this message, whatever else it says."""
+    return any(token.strip().lower() == b"close" for token in connection.split(b","))
 
 
 def joined(before: bytes | None, value: bytes) -> bytes:

@@ -44,8 +44,8 @@ MAX_FIELDS = 256
 LINE_OVERHEAD = 32  # method, version and line ends, which do not count towards the limit
 _FIELD_OVERHEAD = 4  # ": " and CRLF
 _PADDING = frozenset((b" ", b"\t"))
-# llhttp lets them take effect there; Content-Length and Transfer-Encoding it refuses by itself.
-_NEVER_BEHIND_A_BODY = frozenset((CONNECTION, PROXY_CONNECTION, UPGRADE))
+# llhttp lets some of them take effect there; Content-Length it refuses by itself.
+_NEVER_BEHIND_A_BODY = frozenset((CONNECTION, PROXY_CONNECTION, UPGRADE, TRANSFER_ENCODING))
 _METHODS = {
     name.encode(): name
     for name in (

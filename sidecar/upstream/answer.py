@@ -24,15 +24,17 @@ from sidecar.headers import (
     CONTENT_TYPE,
     DATE,
     LOCATION,
-    PLAIN_CONNECTION,
     RESPONSE_KINDS,
     ResponseFields,
+    names_close,
 )
 from sidecar.turn import Gathering
 
 # Body bytes that may wait here between the head and the moment the exchange takes over.
 WAITING_BODY = 262_144
 _LINE_END = 2
+_KEEP_ALIVE = frozenset({b"", b"keep-alive", b"Keep-Alive"})
+"""What `Connection` says most often, and what the parser knows anyway."""
 _BODYLESS = frozenset({204, 304})
 _HEAD_END = b"\r\n\r\n"
 
@@ -145,6 +147,8 @@ class AnswerReader:
         if self.head is not None:
             if self.complete:
                 raise self.found_surplus()
+            if RESPONSE_KINDS[name] > LOCATION:
+                self.keep_alive = False  # Connection, for example, takes effect in llhttp even behind a body
             self.trailers.append((name, value))
             self._unusual = True
             return
@@ -162,7 +166,7 @@ class AnswerReader:
                 fields.lines[-1] = b"%b: %b" % (name, self.owner.location(value))
         elif kind == CONTENT_LENGTH:
             fields.content_length = int(value)  # digits only: llhttp has checked
-        elif kind != CONNECTION or value not in PLAIN_CONNECTION:
+        elif kind != CONNECTION or value not in _KEEP_ALIVE:
             fields.special(kind, value)
 
     def on_headers_complete(self) -> None:
@@ -177,14 +181,17 @@ class AnswerReader:
         if self._interim_seen and self._parser.get_http_version() not in ("1.0", "1.1"):
             raise self._refuse(f"the response claims HTTP/{self._parser.get_http_version()}")
         head = self._fields
+        keep_alive = self._parser.should_keep_alive()
         if head.connection is not None:
             head.finish()
+            if names_close(head.connection):
+                keep_alive = False  # in HTTP/1.0 llhttp lets `keep-alive` beside it win (RFC 9112, 9.3)
         if self._head_bytes > self._head_limit:
             self._check_head_size()
         self.status = status
         self.head = head
         self._head_bytes = 0
-        self.keep_alive = self._parser.should_keep_alive()
+        self.keep_alive = keep_alive
         if self._bodyless or status in _BODYLESS or self.switched:
             # llhttp would wait for the announced body; a new parser reads the next answer instead.
             self._parser = httptools.HttpResponseParser(self)

@@ -160,6 +160,7 @@ class Answered:
     whole: bool = False
     failed: str = ""
     reusable: bool = False
+    surplus: bool = False
 
 
 class _Exchange:
@@ -197,10 +198,14 @@ class AnswerSide:
     def __init__(self, buffer_limit: int) -> None:
         self._buffer_limit = buffer_limit
         self._connection: UpstreamConnection | None = None
+        self.surplus = 0
+
+    def _note_surplus(self) -> None:
+        self.surplus += 1
 
     def ask(self, method: bytes, segments: Sequence[bytes], *, ended: bool) -> Answered:
         connection = self._connection or self._dial()
-        self._connection = None
+        self._connection, self.surplus = None, 0
         exchange, turn = _Exchange(connection), connection._turn
         connection.begin(exchange, bodyless=method == b"HEAD", deadline=1e9)
         connection.write_all(method + b" / HTTP/1.1\r\n\r\n")
@@ -230,6 +235,7 @@ class AnswerSide:
             told.whole, told.failed = False, "switched without being asked"
         elif failure is not None:
             told.failed = str(failure) or "failed"
+        told.surplus = self.surplus > 0
         told.reusable = connection.finish()
         if told.reusable:
             self._connection = connection
@@ -238,6 +244,6 @@ class AnswerSide:
     def _dial(self) -> UpstreamConnection:
         turn = Turn(SimpleNamespace(call_soon=lambda *_: None))  # type: ignore[arg-type]
         ticker = SimpleNamespace(watched=set())
-        connection = UpstreamConnection(None, ticker, turn, 65_536, self._buffer_limit, 60.0)  # type: ignore[arg-type]
+        connection = UpstreamConnection(None, ticker, turn, 65_536, self._buffer_limit, 60.0, self._note_surplus)  # type: ignore[arg-type]
         connection.connection_made(Deaf())
         return connection

@@ -81,6 +81,8 @@ def wrong_with_answers(side: AnswerSide, asked: Sequence[tuple[Answer, Sequence[
                 return f"answer {number} is {final}, not {ours}"
             if len(ours.interims) != len(interims):
                 return f"answer {number}: interim answers {interims}, not {ours.interims}"
+            if (model.end == rfc9112.SURPLUS) > ours.surplus:
+                return f"answer {number}: nobody was told of {model.rest!r} behind it"
             if ours.reusable and model.end != rfc9112.CLEAN:
                 return f"answer {number}: its connection would be used again; the model: {model.end}"
         elif final is not None and final.whole and not model.liberties:

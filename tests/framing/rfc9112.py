@@ -173,8 +173,7 @@ def answer(data: bytes, method: bytes = b"GET", *, ended: bool = False) -> Readi
         return Reading(tuple(found), end, why, cursor.rest, frozenset(cursor.liberties))
 
     while True:
-        if not found:
-            cursor.skip_empty_lines()
+        cursor.skip_empty_lines()
         try:
             head = _head(cursor, _status_line)
             status = int(head.start[9:12])
