@@ -17,6 +17,9 @@ capitals (`userApiKey`: user, api, key); a leading `x` does not count. It names 
    the name of such a key (`api_key_id`).
 
 `HARMLESS_NAMES` are none, whatever else is said here.
+
+Who hands a request to somebody else than it was meant for asks the other way round: `is_harmless_field` knows what
+may go along, because a field that nobody has heard of may be a credential under any name.
 """
 
 from __future__ import annotations
@@ -54,6 +57,15 @@ HARMLESS_KEYS = frozenset(
     "shard short socket sort sorting start surrogate tag trace translation unique websocket".split()
 )
 HARMLESS_NAMES = frozenset({"access-control-allow-credentials", "sec-websocket-key"})
+HARMLESS_FIELDS = frozenset(
+    "accept accept-charset accept-datetime accept-encoding accept-language accept-patch accept-post accept-ranges "
+    "b3 cache-control content-digest content-disposition content-encoding content-language "
+    "content-md5 content-range content-type correlation-id date digest dnt idempotency-key if-match "
+    "if-modified-since if-none-match if-range if-unmodified-since last-event-id pragma prefer priority range "
+    "repr-digest request-id traceparent tracestate upgrade-insecure-requests user-agent want-digest "
+    "x-amzn-trace-id x-b3-flags x-b3-parentspanid x-b3-sampled x-b3-spanid x-b3-traceid x-cloud-trace-context "
+    "x-correlation-id x-http-method-override x-idempotency-key x-request-id x-requested-with".split()
+)
 _DESCRIBES = frozenset(
     "age alg algorithm at consent count duration enabled expiry limit max method methods mode policy provider required "
     "scheme size status timeout ttl type types version".split()
@@ -124,6 +136,12 @@ def _hold_a_secret_key(words: list[str]) -> bool:
             if word == "key" and not behind and before not in HARMLESS_KEYS:
                 return True
     return False
+
+
+def is_harmless_field(name: str, value: str) -> bool:
+    """Of a request, both as sent: whether it may go to another provider than the one it was meant for."""
+    lowered = name.lower()
+    return lowered in HARMLESS_FIELDS and not has_credential_shape(value)
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------

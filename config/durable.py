@@ -6,12 +6,14 @@ Plain data, as everywhere in this package. How requests with an idempotency key 
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
+from config.credentials import credentials_of_query
 from config.fields import Bytes, CodeName, Count, Delay, Flag, HeaderName, Method, Seconds, Section
 from config.operations import SecretPath
 
@@ -38,7 +40,25 @@ def _lookup_url(text: str) -> str:
 UNHURRIED = "unhurried"
 _FULL = frozenset({"RATE_LIMIT_EXCEEDED", "QUOTA_EXCEEDED", "SERVICE_OVERLOADED"})
 
-WebUrl = Annotated[str, AfterValidator(_web_url)]
+
+def _without_path(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    return f"{scheme}://{authority.rpartition('@')[2]}{'/REDACTED' if len(rest) > len(authority) else ''}"
+
+
+def _without_credentials(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    address, mark, query = rest.partition("?")
+    authority, slash, path = address.partition("/")
+    for parameter in credentials_of_query(query):
+        query = query.replace(parameter, f"{parameter.partition('=')[0]}=REDACTED")
+    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}{mark}{query}"
+
+
+SecretUrl = Annotated[str, AfterValidator(_web_url), PlainSerializer(_without_path, return_type=str)]
+"""Whoever knows it may use it, as that of a chat room's hook: its path is used and never shown."""
+LookupUrl = Annotated[str, AfterValidator(_lookup_url), PlainSerializer(_without_credentials, return_type=str)]
 
 
 class DeadLetter(Section):
@@ -83,7 +103,7 @@ class DeadLetterStore(Section):
     """How long entries that are replayed or discarded stay to be looked at, in seconds."""
     verify_every: Delay = 86_400.0
     """How often everything that is kept is read and checked by itself, in seconds; 0: only by `sidecar dlq verify`."""
-    notify_url: WebUrl | None = None
+    notify_url: SecretUrl | None = None
     """Where to POST when requests begin to be kept: once per upstream and error code within `notify_window`."""
     notify_window: Seconds = 300.0
     """How long the same upstream and error code are not notified again, in seconds."""
@@ -157,7 +177,7 @@ class Reconcile(Section):
 
     method: Literal["GET", "HEAD"] = "GET"
     """The method of the question."""
-    url: Annotated[str, AfterValidator(_lookup_url)]
+    url: LookupUrl
     """Where to ask. `{key}` stands for the delivery's idempotency key, `{notification_id}` for the provider's own id:
     a delivery of which the provider has named none cannot be asked about, and is treated as without a lookup."""
     delivered_when: DeliveredWhen = Field(default_factory=DeliveredWhen)

@@ -18,6 +18,7 @@ from config.fields import (
     EndpointText,
     FilePath,
     Flag,
+    HeaderName,
     HostEntryText,
     Length,
     Name,
@@ -144,8 +145,12 @@ class Upstream(Section):
     """Another upstream that takes a call when every endpoint of this one is refused by its breaker, if the call may be
     sent again. Not set: the call is refused with CIRCUIT_OPEN."""
     fallback_credentials: Literal["strip", "keep"] = "strip"
-    """Whether credentials and cookies of the request are removed before it goes to `fallback`. `keep` only where both
-    belong to the same owner."""
+    """`strip`: only headers that are known to be harmless go to `fallback` (`Accept`, `Content-Type`, `Range`,
+    `User-Agent`, the idempotency key, trace headers and the like) with those of `fallback_headers`, and no query
+    parameter that is named like a credential or looks like one. `keep`: all of it, only where both belong to the same
+    owner."""
+    fallback_headers: tuple[HeaderName, ...] = ()
+    """More headers that `fallback` needs and may see, as in [anthropic-version]."""
     rules: tuple[Rule, ...] = ()
     """Rules that give answers and failures of this upstream an error code; tried before the global `rules`, the first
     match counts."""

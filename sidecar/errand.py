@@ -132,7 +132,17 @@ class Captured(AppSink):
 class Sending(Exchange):
     """`kind` is replay, outbox or reconcile. After `go`, `answer` is what the upstream said, if anything."""
 
-    __slots__ = ("_caller", "_captured", "_errand", "_feeding", "_guarded", "_injected_key", "_kind", "answer")
+    __slots__ = (
+        "_caller",
+        "_captured",
+        "_errand",
+        "_feeding",
+        "_guarded",
+        "_injected_key",
+        "_kind",
+        "_secret",
+        "answer",
+    )
 
     def __init__(
         self,
@@ -150,9 +160,11 @@ class Sending(Exchange):
         retries: bool = False,
         origin: Trace | None = None,
         caller: str | None = None,
+        secret: bool = False,
     ) -> None:
         """`injected` names the header of a key that was added here; `guarded`: the idempotency gate is asked. `caller`
-        is the hash of who asked first: the request stays his, whatever credential it goes out with."""
+        is the hash of who asked first: the request stays his, whatever credential it goes out with. `secret`: the url
+        is one, and only its host is recorded."""
         client, now = Nobody(upstream), clock.monotonic()
         request = _request(method, url, headers, injected, retries)
         if size or method not in ("GET", "HEAD", "DELETE", "OPTIONS", "TRACE"):
@@ -166,7 +178,8 @@ class Sending(Exchange):
         self._feeding: asyncio.Task[Any] | None = None
         self.answer: Answer | None = None
         self.keep_alive = False
-        self.record = errand = Errand(kind, self.record.session_id, method, url, now)
+        self.record = errand = Errand(kind, self.record.session_id, method, _host_of(url) if secret else url, now)
+        self._secret = secret
         errand.origin = origin
         self._errand = errand
         if injected is not None:
@@ -271,6 +284,11 @@ class Sending(Exchange):
             await clock.sleep(_LOOK_AGAIN)
         await super()._take_place()
 
+    def _complete_record(self) -> None:
+        super()._complete_record()
+        if self._secret:
+            self.record.forwarded = ""
+
     def _worth_keeping(self, code: str) -> ErrorCode | None:
         return None
 
@@ -322,6 +340,11 @@ class Sending(Exchange):
         record.outcome = outcome
         if outcome:
             self._proxy.signals.errand_ended(self._errand, self._complete_record)
+
+
+def _host_of(url: str) -> str:
+    scheme, authority, _ = split_absolute(url.encode("latin-1"))
+    return f"{scheme}://{authority.decode('latin-1')}/"
 
 
 def _request(method: str, url: str, headers: Fields, injected: str | None, retries: bool) -> Request:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Collection
 from typing import NoReturn
 
-from config.credentials import is_credential_name
+from config.credentials import is_harmless_field
 from sidecar import clock
 from sidecar.failures import AttemptFailed, GaveUp
 from sidecar.policy.breaker import counts
@@ -232,7 +233,8 @@ class Retrying(Prepared):
             self._refused_by_breaker(now)
         self._about_to_fall_back()
         if upstream.settings.fallback_credentials == "strip":
-            request.lines = [line for line in request.lines if not _is_credential(line)]
+            known = {*map(str.lower, upstream.settings.fallback_headers), upstream.settings.idempotency.header.lower()}
+            request.lines = [line for line in request.lines if _is_for_anybody(line, known)]
             self._target = self._proxy.signals.redactor.without_secrets(self._target)
         self._leave_place()
         upstream.in_flight -= 1
@@ -298,8 +300,9 @@ def _shortened(target: str) -> str:
     return target if len(target) <= _LONGEST_TARGET else target[:_LONGEST_TARGET] + "…"
 
 
-def _is_credential(line: bytes) -> bool:
-    return is_credential_name(line.partition(b":")[0].decode("latin-1"))
+def _is_for_anybody(line: bytes, known: Collection[str]) -> bool:
+    name, _, value = line.decode("latin-1").partition(":")
+    return name.lower() in known or is_harmless_field(name, value)
 
 
 def _set(future: asyncio.Future[None]) -> None:

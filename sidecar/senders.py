@@ -215,7 +215,7 @@ class Senders:
     async def _notify(self, url: str, message: dict[str, Any]) -> None:
         body = orjson.dumps(message)
         headers = [(b"Content-Type", b"application/json"), (b"x-sidecar-timeout", b"%g" % _NOTICE)]
-        sending = Sending(self._proxy, "outbox", "", "POST", url, headers, body, len(body))
+        sending = Sending(self._proxy, "outbox", "", "POST", url, headers, body, len(body), secret=True)
         await sending.go()
         if not sending.ok:
             raise NotNow(f"the notice was not taken: {sending.code}", "look at `dead_letter.notify_url`")

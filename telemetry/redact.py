@@ -122,8 +122,10 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """A message, an exception, a user agent: urls, `name=value` pairs and known shapes of credentials."""
-        if len(text) > _LONGEST_TEXT:
-            text = text[:_LONGEST_TEXT] + "…"
+        return self.prose(text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…")
+
+    def prose(self, text: str) -> str:
+        """The same for what was written to be kept whole: a reason, a note."""
         text = _URL.sub(self._url_in_text, text)
         text = _BEFORE_AT.sub(lambda found: f"{MASK}:{MASK}@" if ":" in found[1] else found[0], text)
         text = _FIELD.sub(lambda found: f"{found[1]}{found[2]} {MASK}", text)

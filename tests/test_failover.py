@@ -185,7 +185,9 @@ async def test_when_all_breakers_are_open_the_fallback_answers(
     start_sidecar: Starter, start_upstream: UpstreamStarter
 ) -> None:
     primary, backup = await start_upstream(always(OK)), await start_upstream(echo)
-    sidecar = await start_sidecar(upstreams=with_fallback(primary, backup), telemetry={"slow_threshold": 0.0001})
+    sidecar = await start_sidecar(
+        upstreams=with_fallback(primary, backup, fallback_headers=["x-a"]), telemetry={"slow_threshold": 0.0001}
+    )
     force_open(sidecar)
     reply = await ask(sidecar, request("POST", "/u/v1/charges?a=1", "X-A: b", body=b"hi"))
     assert (200, "backup", "1", "first_try") == (
@@ -224,6 +226,34 @@ async def test_credentials_go_to_the_fallback_only_where_somebody_said_so(
     head = (await ask(sidecar, request("POST", "/u/x", *fields, body=b"hi"))).body.decode()
     assert [keep] * len(CREDENTIALS) == [line in head for line in CREDENTIALS]
     assert [True] * 3 == [line in head for line in fields[len(CREDENTIALS) :]]
+
+
+UNHEARD_OF = [
+    "X-Session: c4n",
+    "X-Signature: c4n",
+    "X-Jwt-Assertion: c4n",
+    "X-Credential: c4n",
+    "X-PAT: c4n",
+    "X-Own: c4n",
+]
+NEEDED = ["Accept: */*", "Content-Type: text/plain", "User-Agent: app/1", "Range: bytes=0-1", "X-Request-Id: 7"]
+CREDENTIAL_NAMES = """api-key x-api-key subscription-key access_key private_key auth pwd passwd client_assertion sas sig
+    token""".split()
+
+
+async def test_only_what_is_known_to_be_harmless_or_listed_goes_to_the_fallback(
+    start_sidecar: Starter, start_upstream: UpstreamStarter
+) -> None:
+    primary, backup = await start_upstream(always(OK)), await start_upstream(echo)
+    sidecar = await start_sidecar(upstreams=with_fallback(primary, backup, fallback_headers=["Api-Version"]))
+    force_open(sidecar)
+    query = "&".join(f"{name}=c4n" for name in CREDENTIAL_NAMES)
+    fields = [*UNHEARD_OF, *NEEDED, "Api-Version: 2", "X-Correlation-Id: sk-abcdefghijklmnop1234"]
+    head = (await ask(sidecar, request("GET", f"/u/x?page=2&{query}", *fields))).body.decode()
+    assert "GET /x?page=2 HTTP/1.1" in head
+    assert [] == [line for line in UNHEARD_OF if line in head]
+    assert [] == [line for line in (*NEEDED, "Api-Version: 2") if line not in head]
+    assert "sk-abc" not in head, "a harmless name with a credential in it is not harmless"
 
 
 async def test_a_session_moves_on_to_the_fallback_at_once_when_its_failure_opens_the_last_breaker(

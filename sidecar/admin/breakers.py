@@ -15,7 +15,7 @@ from pydantic import Field
 from config.model import Breaker as Thresholds
 from sidecar import clock
 from sidecar.admin.changes import Changes
-from sidecar.admin.fields import Answer, Body, BreakerState, Duration, Limit, NoBody, Query, StateShown, Text
+from sidecar.admin.fields import Answer, Body, BreakerState, Duration, Limit, NoBody, Prose, Query, StateShown, Text
 from sidecar.admin.pages import in_slices, page_of
 from sidecar.admin.problem import Problem, unknown, wrong
 from sidecar.admin.route import Call, Route, Told
@@ -56,7 +56,7 @@ class Order(Body):
 
     ttl: Annotated[Duration, Field(gt=0, le=_LONGEST_TTL)] | None = None
     """How long a forced state holds: 90s, 10m, 2h, or seconds; at most 30 days. Not given: until `reset`."""
-    reason: Text = ""
+    reason: Prose = ""
     """For whoever looks at the breaker, and for the log."""
 
 

@@ -11,10 +11,20 @@ import re
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
 from config.durations import PATTERN as DURATION
 from config.durations import seconds_of
+from telemetry.redact import Redactor
 
 _PLUS_LOST = re.compile(r"(.*\d\d:\d\d(?::\d\d(?:\.\d+)?)?) (\d\d:\d\d)")  # `+` in a query is a space
 
@@ -57,6 +67,12 @@ class Since(NamedTuple):
         return self.at if self.at is not None else now - (self.ago or 0.0)
 
 
+def without_secrets(text: str, info: ValidationInfo) -> str:
+    """What an operator writes, as it may be kept. The context of a validation is the redactor that is in force."""
+    redactor = info.context if isinstance(info.context, Redactor) else Redactor()
+    return redactor.prose(text)
+
+
 def _since(given: Any) -> Since:
     if isinstance(given, str):
         text = given.strip()
@@ -87,5 +103,7 @@ Flag = Annotated[bool, Field(strict=True)]
 Number = Annotated[int, Field(strict=True)]
 Limit = Annotated[int, Field(ge=1, le=MOST_ITEMS)]
 Text = Annotated[str, Field(max_length=500)]
+Prose = Annotated[str, Field(max_length=500), AfterValidator(without_secrets)]
+"""A reason: it is kept, shown and logged, so a secret in it goes nowhere from here."""
 BreakerState = Literal["closed", "open", "half_open"]
 StateShown = Annotated[str, WithJsonSchema({"enum": list(get_args(BreakerState))})]

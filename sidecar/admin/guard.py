@@ -17,7 +17,7 @@ from config.keys import nearest
 from sidecar import clock
 from sidecar.admin.access import Access
 from sidecar.admin.problem import ErrorAnswer, Problem, from_trouble
-from sidecar.admin.route import Route, json_response
+from sidecar.admin.route import REDACTOR, Route, json_response
 from sidecar.durable.trouble import Trouble
 from sidecar.proxy import Proxy
 
@@ -37,6 +37,7 @@ class Guard:
 
     @web.middleware
     async def in_one_shape(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[REDACTOR] = self._proxy.signals.redactor
         try:
             if self._access is not None:
                 self._admit(request, self._access)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sidecar import clock
 from sidecar.admin.changes import Changes
-from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Text
+from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Prose
 from sidecar.admin.problem import Problem
 from sidecar.admin.route import Call, Route, Told
 from sidecar.durable.trouble import Trouble
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Rotate(Body):
     """May be left out."""
 
-    reason: Text = ""
+    reason: Prose = ""
     """For the log of changes."""
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from config.keys import nearest
-from sidecar.admin.fields import Body, Moment, Query, Text
+from sidecar.admin.fields import Body, Moment, Query, Text, without_secrets
 from sidecar.admin.problem import wrong, wrong_choice
 from sidecar.durable.filters import LARGEST_PAGE, Filter
 from sidecar.durable.verdict import WORDS
@@ -99,8 +99,8 @@ def _headers(given: Mapping[str, Value]) -> Mapping[str, Value]:
 Words = Annotated[tuple[str, ...], PlainValidator(_words), _schema()]
 Statuses = Annotated[tuple[str, ...], PlainValidator(lambda given: _words(given, STATUSES)), _schema(*STATUSES)]
 Verdicts = Annotated[tuple[str, ...], PlainValidator(lambda given: _words(given, WORDS)), _schema(*WORDS)]
-Reason = Annotated[str, Field(max_length=500), AfterValidator(_not_blank)]
-Note = Annotated[str, Field(max_length=4000), AfterValidator(_not_blank)]
+Reason = Annotated[str, Field(max_length=500), AfterValidator(_not_blank), AfterValidator(without_secrets)]
+Note = Annotated[str, Field(max_length=4000), AfterValidator(_not_blank), AfterValidator(without_secrets)]
 Content = Annotated[bytes, PlainValidator(_bytes), WithJsonSchema({"type": "string", "format": "byte"})]
 Url = Annotated[str, Field(max_length=8192), AfterValidator(_url)]
 HeadersGiven = Annotated[Mapping[str, str], Field(max_length=200), AfterValidator(_headers)]
@@ -182,7 +182,7 @@ class RemediationGiven(Body):
     """What was wrong."""
     evidence: Note
     """What was fixed and where that can be seen."""
-    ticket: Annotated[str, Field(max_length=200)] = ""
+    ticket: Annotated[str, Field(max_length=200), AfterValidator(without_secrets)] = ""
     """Where it is tracked."""
 
 

@@ -15,7 +15,7 @@ from config.model import SHIPPED, Settings
 from config.policy import Policy
 from config.runtime import POLICIES, Runtime
 from sidecar.admin.changes import Changes
-from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Query, Text
+from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Prose, Query
 from sidecar.admin.problem import FieldError, Problem, invalid, unknown
 from sidecar.admin.route import Call, Route, Told
 from sidecar.admin.settings import field_errors, of_trouble
@@ -50,7 +50,7 @@ class Policies(Answer):
 class ReasonQuery(Query):
     """Why."""
 
-    reason: Text = ""
+    reason: Prose = ""
     """For the log and the audit."""
 
 

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from sidecar import clock
 from sidecar.admin.changes import Changes, who
 from sidecar.admin.dead_letters import ID, codes_known, kept_in
-from sidecar.admin.fields import Body, Flag, Limit, Moment, NoBody, NoQuery, Number, Query, Text
+from sidecar.admin.fields import Body, Flag, Limit, Moment, NoBody, NoQuery, Number, Prose, Query, Text
 from sidecar.admin.letters_asked import Reason, Which
 from sidecar.admin.letters_shown import DryRun, ReplayedOne, ReplayPage, ReplayShown, ReplayStarted
 from sidecar.admin.problem import Problem, unknown
@@ -74,7 +74,7 @@ class ReplaysQuery(Query):
 class Why(Body):
     """May be left out."""
 
-    reason: Text = ""
+    reason: Prose = ""
     """For the log of changes."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sidecar.admin.changes import Changes
-from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Text
+from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Prose
 from sidecar.admin.problem import unknown
 from sidecar.admin.route import Call, Route, Told
 from sidecar.proxy import Proxy
@@ -21,7 +21,7 @@ _ACTIONS = {"enable": True, "disable": False}
 class SwitchOrder(Body):
     """May be left out."""
 
-    reason: Text = ""
+    reason: Prose = ""
     """For the log."""
 
 

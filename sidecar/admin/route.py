@@ -18,10 +18,14 @@ from pydantic import BaseModel, ValidationError
 
 from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Query
 from sidecar.admin.problem import Problem, from_validation, wrong
+from telemetry.redact import Redactor
 
 BODY_LIMIT = 65_536
 BODY_PATIENCE = 10.0
 _READABLE = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+
+REDACTOR = web.RequestKey("sidecar.redactor", Redactor)
+"""What hides secrets in what operators write."""
 
 Q = TypeVar("Q", bound=Query)
 B = TypeVar("B", bound=Body)
@@ -97,7 +101,7 @@ def _query(request: web.Request, model: type[Query]) -> Query:
             raise wrong(name, value, "is given twice; give it once", "repeated")
         given[name] = value
     try:
-        return model.model_validate(given)
+        return model.model_validate(given, context=request.get(REDACTOR))
     except ValidationError as refused:
         raise from_validation(refused, model) from None
 
@@ -123,6 +127,6 @@ async def _body(request: web.Request, model: type[Body], limit: int) -> Body:
     except orjson.JSONDecodeError as error:
         raise Problem(400, "MALFORMED_JSON", f"the body is not JSON: {error}") from None
     try:
-        return model.model_validate(given)
+        return model.model_validate(given, context=request.get(REDACTOR))
     except ValidationError as refused:
         raise from_validation(refused, model) from None

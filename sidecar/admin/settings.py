@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sidecar.admin.changes import Changes
-from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Text
+from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Prose
 from sidecar.admin.problem import FieldError, Problem
 from sidecar.admin.route import Call, Route, Told
 from sidecar.durable.trouble import Trouble
@@ -50,7 +50,7 @@ class ReloadShown(Answer):
 class ReloadOrder(Body):
     """May be left out."""
 
-    reason: Text = ""
+    reason: Prose = ""
     """For the log and the audit."""
 
 

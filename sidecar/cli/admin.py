@@ -121,11 +121,13 @@ def _configures(variable: str) -> bool:
 
 def _parsed(text: str, named_by: str) -> Address:
     example = f"write it as {DEFAULT}"
+    scheme, slashes, rest = text.rpartition("://")
+    shown = f"{scheme}{slashes}…@{rest.rpartition('@')[2]}" if "@" in rest else text
     url = urlsplit(text if "://" in text else f"http://{text}")
     try:
         port = url.port
     except ValueError:
-        raise Failed(f"{named_by}: {text!r} has no valid port; {example}", 2) from None
+        raise Failed(f"{named_by}: {shown!r} has no valid port; {example}", 2) from None
     if (
         url.scheme not in ("http", "https")
         or not url.hostname
@@ -133,7 +135,7 @@ def _parsed(text: str, named_by: str) -> Address:
         or url.query
         or url.username
     ):
-        raise Failed(f"{named_by}: {text!r} is not the address of an admin port; {example}", 2)
+        raise Failed(f"{named_by}: {shown!r} is not the address of an admin port; {example}", 2)
     return Address(url.hostname, port or 4141, named_by, url.scheme)
 
 

@@ -90,6 +90,14 @@ class Process:
     async def admin(self, path: str, *fields: str) -> Reply:
         return await get(self.admin_address, path, *fields)
 
+    async def order(self, path: str, body: dict[str, Any] | None, method: str = "POST") -> Reply:
+        """A change, at the admin port."""
+        app = await App.connect(self.admin_address)
+        self._apps.append(app)
+        content = b"" if body is None else json.dumps(body).encode()
+        fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+        return await app.ask(f"{method} {path} HTTP/1.1\r\n{fields}\r\n\r\n".encode() + content)
+
     async def metrics(self) -> Scrape:
         return await scrape(self.admin_address)
 

@@ -24,6 +24,9 @@ CANARY = "c4n4ry"
 """In every secret; what follows says where it was put."""
 
 KEY = f"{CANARY}-idempotency-key"
+FIELD_NAMES = "X-Session X-Signature X-Jwt-Assertion X-Credential X-PAT PRIVATE-TOKEN X-Goog-Api-Key".split()
+PARAMETERS = """api-key x-api-key subscription-key access_key private_key auth pwd passwd client_assertion sas sig
+    client_secret session jwt""".split()
 HEADERS = [
     f"Authorization: Bearer {CANARY}-authorization",
     f"Proxy-Authorization: Basic {CANARY}-proxy-authorization",
@@ -31,6 +34,7 @@ HEADERS = [
     f"X-Api-Key: {CANARY}-api-key",
     f"X-Auth-Token: {CANARY}-auth-token",
     f"X-My-Secret: {CANARY}-my-secret",
+    *(f"{name}: {CANARY}-{name.lower()}" for name in FIELD_NAMES),
     f"Referer: https://u:{CANARY}-referer@site.test/?token={CANARY}-referer-token",
     f"Idempotency-Key: {KEY}",
     f"X-Unknown: {CANARY}-unknown-header",
@@ -41,8 +45,11 @@ QUERIES = [
     f"X-Amz-Signature={CANARY}-signature&%61pi_key={CANARY}-encoded-name",
     f"ACCESS_TOKEN={CANARY}-upper-case;sig={CANARY}-semicolon",
     f"my_param={CANARY}-configured",
+    "&".join(f"{name}={CANARY}-{name}" for name in PARAMETERS),
+    f"next=https://joe:{CANARY}-nested@x.test/",
 ]
 PATHS = [f"/hooks/{CANARY}-hook/run", f"/services/T0/B0/{CANARY}-service", f"/h%6Foks/{CANARY}-encoded-path/run"]
+PATHS += [f"//hooks//{CANARY}-slashes", f"/./hooks/./{CANARY}-dots", f"/hooks%2F{CANARY}-encoded-slash"]
 
 # What the upstream does, by the last part of its path or by a field of the request.
 WORDS = {"fine": "200 OK", "missing": "404 Not Found", "failing": "503 Service Unavailable"}
@@ -84,9 +91,12 @@ def settings(upstream: Upstream, folder: Path) -> dict[str, Any]:
                 "egress_proxy": f"http://user:{CANARY}-egress@127.0.0.1:{free_port()}",
                 **NO_BREAKER,
             },
+            "guarded": {"route": "/guarded", "endpoints": [f"http://127.0.0.1:{free_port()}"], "fallback": "backup"},
+            "backup": {"endpoints": [upstream.url], **NO_BREAKER},
             "keyed": {"route": "/keyed", **to, "idempotency": {"inject": True}},
         },
         "policies": {"default": quick},
+        "dead_letter": {"notify_url": f"{upstream.url}/services/T1/{CANARY}-notify?x=1", "notify_window": 1},
         "egress": {"connect_ports": [upstream.port]},
         "state_dir": str(folder / "state"),
         "telemetry": {
@@ -103,7 +113,7 @@ def requests(upstream: Upstream) -> Iterator[bytes]:
     """Every place for a secret, with every way to end."""
     number = 0
     for do in ("fine", "once", "missing", "failing", "reset", "broken off"):
-        for query, path in zip(QUERIES, [*PATHS, "/plain"], strict=True):
+        for query, path in zip(QUERIES, PATHS, strict=True):
             for method, base in (("GET", "/u"), ("PUT", upstream.url), ("POST", "/keyed")):
                 number += 1
                 body = BODY if method != "GET" else b""
@@ -114,6 +124,30 @@ def requests(upstream: Upstream) -> Iterator[bytes]:
     yield request("GET", f"http://corp.test/?{QUERIES[0]}", *HEADERS)  # through a parent proxy that is not there
     yield request("GET", f"/nowhere/hooks/{CANARY}-denied?{QUERIES[0]}", *HEADERS)
     yield request("GET", f"http://169.254.169.254/?{QUERIES[0]}", *HEADERS)
+
+
+async def ordered_by_an_operator(process: Process) -> None:
+    """Everything that an operator can write, with a secret in it."""
+    reason = f"their key is api_key={CANARY}-reason, see https://u:{CANARY}-in-url@x.test/?token={CANARY}-in-query"
+    forced = await process.order("/breakers/guarded/force-open", {"reason": reason, "ttl": 600})
+    assert 200 == forced.status, forced.body
+    kept = (await process.admin("/dlq?limit=3&verdict=safe")).json["items"]
+    one, two, three = (letter["dlq_id"] for letter in kept)
+    for path, body in (
+        (f"/dlq/{one}/replay", {"force": True, "reason": reason}),
+        ("/dlq/replay", {"force": True, "reason": reason, "limit": 1, "ramp": False}),
+        ("/policies/default", {"max_attempts": 3}),
+        ("/retries/disable", {"reason": reason}),
+        ("/retries/enable", {"reason": reason}),
+        ("/keys/rotate", {"reason": reason}),
+        ("/reload", {"reason": reason}),
+    ):
+        done = await process.order(path, body, "PUT" if "policies" in path else "POST")
+        assert done.status in (200, 202), f"{path}: {done.body.decode()}"
+    remediation = {"kind": "data", "evidence": reason, "ticket": f"token={CANARY}-ticket"}
+    for body in ({"remediation": remediation}, {"notes": reason}):
+        assert 200 == (await process.order(f"/dlq/{two}", body, "PATCH")).status
+    assert 200 == (await process.order(f"/dlq/{three}?reason=pwd%3D{CANARY}-discard", None, "DELETE")).status
 
 
 async def refused_as_malformed(process: Process) -> None:
@@ -191,7 +225,17 @@ async def shown_by_the_admin_port(process: Process) -> dict[str, str]:
         await look(f"/sessions/{session['session_id']}")
     assert len(listed) > 60
     await look(f"/sessions/{listed[0]['session_id']}", "Accept: text/plain")
-    for path in ("/config", "/upstreams", "/breakers", "/policies", "/retry-metrics?window=1h", "/errors"):
+    for path in (
+        "/config",
+        "/audit?limit=1000",
+        "/dlq/replays",
+        "/jobs",
+        "/upstreams",
+        "/breakers",
+        "/policies",
+        "/retry-metrics?window=1h",
+        "/errors",
+    ):
         await look(path)
     kept = (await look("/dlq?limit=500")).json["items"]
     assert len(kept) > 10, "failed requests are kept, or the search of the store proves nothing"
@@ -227,6 +271,12 @@ async def test_no_secret_comes_out_of_any_signal(
         if number == 30:
             await reloaded(process, keys)  # in the middle: both halves are served
     assert {"first_try", "recovered", "rejected", "exhausted", "denied"} <= outcomes
+    await ordered_by_an_operator(process)
+    for query in QUERIES:
+        reply = await process.ask(request("GET", f"/guarded/plain?{query}", *HEADERS, "x-do: fine"))
+        assert "backup" == reply.get("x-sidecar-upstream")
+        told = upstream.requests[-1].replace(KEY.encode(), b"")
+        assert CANARY.encode() not in told, "what was for one provider is not for another"
     await refused_as_malformed(process)
     await tunnelled(process, upstream)
     sessions = (await process.metrics()).total("sidecar_sessions_total")
@@ -250,4 +300,5 @@ async def test_no_secret_comes_out_of_any_signal(
         if CANARY in text
     }
     assert {} == leaks
+    assert any(f"/services/T1/{CANARY}-notify".encode() in head for head in upstream.requests), "notices were sent"
     assert any(f"{CANARY}-token".encode() in head for head in upstream.requests), "the upstream itself got them all"
