@@ -13,6 +13,7 @@ import gzip
 import threading
 import time
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -25,8 +26,6 @@ _MAY_PASS = frozenset({429, 502, 503, 504})
 _MAY_PASS_GRPC = frozenset(
     "CANCELLED DEADLINE_EXCEEDED RESOURCE_EXHAUSTED ABORTED OUT_OF_RANGE UNAVAILABLE DATA_LOSS".split()
 )
-# A collector that was restarted is found again within seconds; gRPC alone would wait for up to two minutes.
-_RECONNECT = (("grpc.initial_reconnect_backoff_ms", 500), ("grpc.max_reconnect_backoff_ms", 5_000))
 
 
 class Result(Enum):
@@ -90,29 +89,34 @@ class GrpcTransport:
         import grpc  # type: ignore[import-untyped]  # its stubs would be one more package for one name
 
         where = urlsplit(destination.endpoint)
-        options = (("grpc.primary_user_agent", agent), ("grpc.enable_http_proxy", 0), *_RECONNECT)
+        options = (("grpc.primary_user_agent", agent), ("grpc.enable_http_proxy", 0))
         compression = grpc.Compression.Gzip if destination.compression == "gzip" else None
         if where.scheme == "https":
             credentials = grpc.ssl_channel_credentials(
                 *(_read(path) for path in (destination.ca_file, destination.key_file, destination.certificate_file))
             )
-            self._channel = grpc.secure_channel(where.netloc, credentials, options, compression)
+            self._connect = partial(grpc.secure_channel, where.netloc, credentials, options, compression)
         else:
-            self._channel = grpc.insecure_channel(where.netloc, options, compression)
-        self._call = self._channel.unary_unary(_METHOD)  # no serialisers: bytes as they are
+            self._connect = partial(grpc.insecure_channel, where.netloc, options, compression)
         self._metadata = tuple(destination.headers.items())
         self._failure = grpc.RpcError
         self._endpoint = destination.endpoint
+        self._channel = self._connect()
 
     def send(self, request: bytes, timeout: float) -> None:
+        call = self._channel.unary_unary(_METHOD)  # no serialisers: bytes as they are
         try:
-            self._call(request, timeout=timeout, metadata=self._metadata)
+            call(request, timeout=timeout, metadata=self._metadata)
         except self._failure as error:
             failed: Any = error
             code = failed.code().name
+            if code == "UNAVAILABLE":
+                # A channel that could not connect waits for up to two minutes before it tries again; a new one does not
+                self._channel.close()
+                self._channel = self._connect()
             told = f"{self._endpoint} answered {code}: {failed.details()}"
             raise Undelivered(told, passes=code in _MAY_PASS_GRPC) from None
-        except ValueError as error:  # the channel is closed
+        except ValueError as error:  # the channel was closed: it is the end
             raise Undelivered(str(error), passes=False) from None
 
     def close(self) -> None:
