@@ -18,7 +18,7 @@ from sidecar.failures import AttemptFailed, GaveUp
 from sidecar.policy.breaker import counts
 from sidecar.policy.choice import Chosen
 from sidecar.policy.classify import is_verdict
-from sidecar.policy.resend import NO_KEY, honoured
+from sidecar.policy.resend import APP_KEY, NO_KEY, honoured
 from sidecar.policy.retry import Failure, Situation, decide, resendable
 from sidecar.policy.verdict import fields_of, retry_after, server_verdict
 from sidecar.prepared import Prepared
@@ -161,7 +161,8 @@ class Retrying(Prepared):
             situation.stage, situation.workflow = record.stage, record.workflow
         situation.operation = self._operation
         idempotency = upstream.settings.idempotency
-        situation.key, situation.key_header = self._key(), idempotency.header
+        situation.key = self._key()
+        situation.key_header, situation.key_helps = idempotency.header, honoured(APP_KEY, idempotency)
         situation.keyed = honoured(situation.key, idempotency)
         situation.attempts = sum(attempt.kind != "stale" for attempt in record.attempts)
         situation.body_kept = request.body is None or request.body.replayable

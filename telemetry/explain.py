@@ -24,6 +24,10 @@ from telemetry.sentences import (
     seconds,
     unnamed,
 )
+from telemetry.sessions import Wall
+from telemetry.timestamps import rfc3339
+
+_WORTH_TELLING = 0.001
 
 
 class Step(NamedTuple):
@@ -54,9 +58,9 @@ def as_json(session: Session, redactor: Redactor, slow: float = inf) -> list[dic
     ]
 
 
-def as_text(session: Session, redactor: Redactor, slow: float = inf) -> str:
-    """For `sidecar explain`."""
-    lines = [summary(session), ""]
+def as_text(session: Session, redactor: Redactor, slow: float = inf, wall: Wall | None = None) -> str:
+    """For `sidecar explain`. With `wall` also when it was by the clock on the wall."""
+    lines = [summary(session), *(() if wall is None else (_when(session, wall),)), ""]
     for step in explain(session, redactor, slow):
         lines.append(f"{'+' + seconds(step.at):>10}  {step.what}")
         if step.rule:
@@ -64,6 +68,15 @@ def as_text(session: Session, redactor: Redactor, slow: float = inf) -> str:
         if step.remedy:
             lines.append(f"{'':>12}what would change it: {step.remedy}")
     return "\n".join(lines) + "\n"
+
+
+def _when(session: Session, wall: Wall) -> str:
+    """From when to when, and the ids that join it to logs and traces."""
+    began, ended = rfc3339(wall(session.started)), rfc3339(wall(session.ended))
+    same_day = began[:10] == ended[:10]
+    text = f"{began[:10]} {began[11:-1]} to {ended[11:-1] if same_day else f'{ended[:10]} {ended[11:-1]}'} UTC"
+    trace = "" if session.trace is None else f", trace {session.trace.trace_id:032x}"
+    return f"{text}, session {session.session_id.decode()}{trace}"
 
 
 def summary(session: Session) -> str:
@@ -123,7 +136,7 @@ class _Story:
                 "The caller marked this request as its own retry, so retries are being stacked on retries.",
                 remedy="switch off retries in the caller's client library and leave them to the sidecar",
             )
-        if session.waited > 0:
+        if session.waited >= _WORTH_TELLING:
             self._tell(
                 f"It waited {seconds(session.waited)} in a queue before an attempt could begin.",
                 rule="rate_limit_gate (a 429 paused calls with the same credential) or max_in_flight",
@@ -250,7 +263,7 @@ class _Story:
                 )
         if session.dlq_id is not None:
             self._tell(
-                f"The request is kept as dead letter {session.dlq_id}: see it with `sidecar dlq show "
-                f"{session.dlq_id}`, send it again with `sidecar dlq replay {session.dlq_id}`.",
+                f"The request is kept as dead letter {session.dlq_id}: `sidecar dlq show {session.dlq_id}` tells "
+                "whether it may be sent again, and how.",
                 rule=f"upstreams.{session.upstream}.dead_letter",
             )

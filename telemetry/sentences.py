@@ -53,6 +53,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
+_MOST_ATTEMPTS = 10  # as many as a policy may allow
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 HOW_FAR = {
     NOT_CONNECTED: "there was no connection and nothing was sent",
@@ -100,7 +101,7 @@ def _no_attempts_left(session: Session) -> Telling:
     return Telling(
         f"policy {policy} allows one attempt only." if made < 2 else f"policy {policy} allows {made} attempts.",
         f"policies.{policy}.max_attempts",
-        f"a higher max_attempts in policy {policy}",
+        f"a higher max_attempts in policy {policy}" if made < _MOST_ATTEMPTS else "",
     )
 
 

@@ -213,7 +213,7 @@ class Signals:
 
     def explain(self, session: Session) -> str:
         """What happened to a session, for a person."""
-        return explain.as_text(session, self.redactor, self._slow)
+        return explain.as_text(session, self.redactor, self._slow, self._wall)
 
     # ---- state changes -------------------------------------------------------------------------------------------
 

@@ -128,6 +128,7 @@ def keep(sidecar: Running, count: int, **facts: Any) -> list[str]:
 
 STORY = """\
 GET to payments recovered after 3 attempts, TIME (200)
+DAY CLOCK to CLOCK UTC, session ID
 
 TIME  GET /pay/charges?token=REDACTED arrived for upstream payments, under policy steady.
 TIME  Attempt 1 to 127.0.0.1:PORT was answered with 503 after TIME: TEMPORARY_UNAVAILABLE.
@@ -144,6 +145,9 @@ TIME  The app got 200 and saw nothing of the 2 failures.
 def without_chance(text: str, port: int) -> str:
     """What differs from run to run, replaced: times that were measured, and the port."""
     text = text.replace(f":{port}", ":PORT")
+    text = re.sub(r"^\d{4}-\d\d-\d\d ", "DAY ", text, flags=re.MULTILINE)
+    text = re.sub(r"\b\d\d:\d\d:\d\d\.\d{3}\b", "CLOCK", text)
+    text = re.sub(r"session [0-9a-f]{24}$", "session ID", text, flags=re.MULTILINE)
     text = re.sub(r"^ *\+[\d.]+ m?s", "TIME", text, flags=re.MULTILINE)
     return re.sub(r"(?<=after )(?!20 ms|40 ms)[\d.]+ m?s|(?<=attempts, )[\d.]+ m?s", "TIME", text)
 
@@ -221,6 +225,31 @@ async def test_a_part_of_an_id_is_enough_where_it_can_mean_one_only(sidecar: Run
     assert (1, True, True) == (many.code, whole in many.err, other in many.err)
     short = await ask(sidecar, "explain", whole[:3])
     assert (1, True) == (short.code, "is not known" in short.err)
+
+
+async def test_a_request_is_found_by_being_the_last_or_by_its_trace(sidecar: Running) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    first = keep(sidecar, 1)[0]
+    for path in ("/nowhere/a", "/nowhere/b"):
+        field = f"traceparent: 00-{trace}-b7ad6b7169203331-01"
+        await (await sidecar.app()).ask(f"GET {path} HTTP/1.1\r\nHost: s\r\n{field}\r\n\r\n")
+    last = (await ask(sidecar, "explain", "--last")).out
+    assert "GET /nowhere/b arrived" in last
+    assert f", trace {trace}" in last.splitlines()[1]
+    for given in (trace, f"00-{trace.upper()}-b7ad6b7169203331-01"):
+        told = (await ask(sidecar, "explain", "--trace", given)).out
+        assert told.index("/nowhere/a arrived") < told.index("/nowhere/b arrived")
+    assert trace == json.loads((await ask(sidecar, "explain", "--trace", trace, "--json")).out)["items"][0]["trace_id"]
+    for arguments, code in (
+        ([], 2),
+        ([first, "--last"], 2),
+        ([first, "--upstream", "payments"], 2),
+        (["--trace", "12"], 2),
+        (["--trace", "f" * 32], 1),
+        (["--last", "--upstream", "paiments"], 2),
+    ):
+        ended = await ask(sidecar, "explain", *arguments)
+        assert (code, "") == (ended.code, ended.out), arguments
 
 
 async def test_the_version_is_told_to_whoever_asks_as_is_the_custom(sidecar: Running) -> None:

@@ -77,7 +77,7 @@ async def test_an_exhausted_post_is_kept_and_the_answer_that_is_passed_on_names_
     (session,) = list(sidecar.proxy.signals.sessions.page(limit=10).items)
     assert entry.dlq_id == session.dlq_id
     assert "sidecar.dlq.enqueued" in sidecar.logged.getvalue()
-    assert f"sidecar dlq replay {entry.dlq_id}" in sidecar.proxy.signals.explain(session)
+    assert f"`sidecar dlq show {entry.dlq_id}` tells whether" in sidecar.proxy.signals.explain(session)
 
 
 async def test_a_failure_without_an_answer_names_its_entry_in_the_details(

@@ -85,3 +85,12 @@ def test_the_refusal_of_a_request_with_a_key_says_why_the_key_does_not_help() ->
 )
 def test_the_leave_names_the_first_reason_that_holds(asked: dict[str, object], rule: str) -> None:
     assert (True, rule, "") == judge(**asked)  # type: ignore[arg-type]
+
+
+def test_nobody_is_told_to_send_a_key_that_would_not_be_honoured() -> None:
+    refused = judge(SENT, "POST", keyed=False, key_helps=False)
+    assert (False, True, False) == (
+        refused.allowed,
+        "no idempotency key is honoured here" in refused.rule,
+        "Idempotency-Key" in refused.remedy,
+    )

@@ -9,7 +9,7 @@ import pytest
 from telemetry import explain
 from telemetry.record import SENT, Decision, Session
 from telemetry.redact import Redactor
-from tests.doubles.records import attempt, exhausted, healthy, recovered, retry, session, stop
+from tests.doubles.records import attempt, exhausted, healthy, recovered, retry, session, stop, wall
 
 T = "TEMPORARY_UNAVAILABLE"
 REDACTOR = Redactor()
@@ -79,7 +79,7 @@ STORIES: dict[str, tuple[Session, str]] = {
                     decided by: what may have been executed is sent again only if it is idempotent
                     what would change it: an Idempotency-Key: with one it would have been
            +101 ms  The app got 503, the upstream's own answer, passed on: TEMPORARY_UNAVAILABLE. The outcome is not_retryable.
-           +101 ms  The request is kept as dead letter dlq_20260101_1: see it with `sidecar dlq show dlq_20260101_1`, send it again with `sidecar dlq replay dlq_20260101_1`.
+           +101 ms  The request is kept as dead letter dlq_20260101_1: `sidecar dlq show dlq_20260101_1` tells whether it may be sent again, and how.
                     decided by: upstreams.payments.dead_letter
         """,
     ),
@@ -630,3 +630,18 @@ def test_durations_are_said_as_a_person_says_them(value: float, said: str) -> No
     from telemetry.sentences import seconds
 
     assert said == seconds(value)
+
+
+def test_it_says_when_by_the_clock_on_the_wall_and_with_which_ids() -> None:
+    made = session("first_try", attempt(status=200))
+    began = explain.as_text(made, REDACTOR, wall=wall).splitlines()[1]
+    assert "2023-11-14 22:30:00.000 to 22:30:00.101 UTC, session 5e55107100000001" == began
+
+
+def test_a_wait_that_nobody_could_notice_is_not_told() -> None:
+    assert "queue" not in explain.as_text(session("first_try", attempt(status=200), waited=0.000079), REDACTOR)
+
+
+def test_nobody_is_told_to_allow_more_attempts_than_can_be_allowed() -> None:
+    made = session("exhausted", *[attempt(status=503, code=T) for _ in range(10)], suppressed="attempts")
+    assert "what would change it" not in explain.as_text(made, REDACTOR).partition("Not retried")[2]

@@ -1,4 +1,4 @@
-"""`sidecar explain ID`: what happened to one request.
+"""`sidecar explain`: what happened to one request, or to all of a trace.
 
 Law: the words are the admin port's; here they are only fitted to the terminal.
 """
@@ -11,31 +11,63 @@ import os
 import re
 from urllib.parse import quote
 
-from sidecar.cli.admin import connect, telling_failures
-from sidecar.cli.listing import whole_id
+from sidecar.cli.admin import Admin, Failed, NotThere, connect, telling_failures
+from sidecar.cli.listing import MOST, listed, must_be_upstreams, whole_id
 from sidecar.cli.terminal import Terminal, printable
 
 _INDENT = 12
 _STEP = re.compile(r"( *\+[\d.]+ \w+)(  )(.*)")
 _NOTE = re.compile(r"( {12})(decided by:|what would change it:)(.*)")
+_TRACE = re.compile(r"(?:[0-9a-f]{2}-)?([0-9a-f]{32})(?:-[0-9a-f]{16}-[0-9a-f]{2})?")
 _NOTE_COLOURS = {"decided by:": "dim", "what would change it:": "cyan"}
 
 
 @telling_failures
 def explain(chosen: argparse.Namespace) -> int:
     admin = connect(chosen, os.environ)
-    path = f"/sessions/{quote(whole_id(admin, 'session', chosen.id), safe='')}"
     terminal = Terminal()
+    paths = [f"/sessions/{quote(session_id, safe='')}" for session_id in _meant(admin, chosen)]
     if chosen.json:
-        terminal.line(json.dumps(admin.get(path), indent=2))
+        told = [admin.get(path) for path in paths]
+        shown = {"items": told, "next_cursor": None} if chosen.trace is not None else told[0]
+        terminal.line(json.dumps(shown, indent=2))
         return 0
-    summary, *steps = admin.text(path).splitlines()
+    for number, path in enumerate(paths):
+        if number:
+            terminal.line()
+        _tell(terminal, admin.text(path))
+    return 0
+
+
+def _meant(admin: Admin, chosen: argparse.Namespace) -> list[str]:
+    """The ids of the sessions that are asked for; of a trace the oldest first."""
+    given = [name for name in ("id", "last", "trace") if getattr(chosen, name)]
+    if len(given) != 1 or (chosen.upstream is not None and not chosen.last):
+        raise Failed("say which request: an ID, --last (with or without --upstream NAME), or --trace ID", 2)
+    if chosen.id is not None:
+        return [whole_id(admin, "session", chosen.id)]
+    if chosen.last:
+        found = admin.get("/sessions", limit=1, upstream=chosen.upstream)["items"]
+        if not found:
+            must_be_upstreams(admin, chosen.upstream)
+            raise NotThere("no request is known: kept are those that were retried, failed, refused or slow")
+        return [found[0]["session_id"]]
+    trace = _TRACE.fullmatch(chosen.trace.strip().lower())
+    if trace is None:
+        raise Failed(f"--trace {chosen.trace[:80]!r}: write the 32 hex digits of a trace, or a whole traceparent", 2)
+    known = listed(admin, "/sessions", MOST, 1000, trace=trace[1]).items
+    if not known:
+        raise NotThere(f"no request of trace {trace[1]} is known; healthy ones are not kept, see `sidecar sessions`")
+    return [session["session_id"] for session in reversed(known)]
+
+
+def _tell(terminal: Terminal, text: str) -> None:
+    summary, *steps = text.splitlines()
     for line in terminal.wrapped(printable(summary), 0):
         terminal.line(terminal.paint(line, "bold"))
     for step in steps:
         for number, line in enumerate(terminal.wrapped(printable(step), _INDENT)):
             terminal.line(_coloured(terminal, line) if number == 0 else line)
-    return 0
 
 
 def _coloured(terminal: Terminal, line: str) -> str:

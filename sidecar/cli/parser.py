@@ -240,7 +240,15 @@ def _add_explain(commands: Any) -> None:
         help="tell what happened to one request, step by step, and why",
         description="Tell what happened to one request, step by step: which rule decided, what would have changed it.",
     )
-    explain.add_argument("id", metavar="ID", help="a session id: from `sidecar sessions`, or x-sidecar-session")
+    explain.add_argument(
+        "id",
+        metavar="ID",
+        nargs="?",
+        help="a session id, or four characters of its beginning or more: from `sidecar sessions`, or x-sidecar-session",
+    )
+    explain.add_argument("--last", action="store_true", help="the newest request that is known")
+    explain.add_argument("--upstream", metavar="NAME", help="with --last: the newest of this upstream")
+    explain.add_argument("--trace", metavar="ID", help="all requests of a trace: its 32 hex digits, or a traceparent")
     _add_talking(explain)
 
 

@@ -17,7 +17,7 @@ from sidecar.failures import Refused
 PREFIX = b"x-sidecar-"
 LONGEST_TIMEOUT = 86_400.0
 _SHOWN = 32
-_MOST_ATTEMPTS = 10
+MOST_ATTEMPTS = 10
 _HIGHEST_VERSION = 2**63 - 1
 
 _WHOLE = re.compile(r"[0-9]{1,19}")
@@ -142,8 +142,8 @@ def _on_or_off(value: str) -> bool:
 
 
 def _attempts(value: str, _policies: Container[str], _operations: Sequence[str]) -> int:
-    if not _WHOLE.fullmatch(value) or int(value) > _MOST_ATTEMPTS:
-        raise _Bad(f"a whole number from 1 to {_MOST_ATTEMPTS}, the first attempt included")
+    if not _WHOLE.fullmatch(value) or int(value) > MOST_ATTEMPTS:
+        raise _Bad(f"a whole number from 1 to {MOST_ATTEMPTS}, the first attempt included")
     return max(1, int(value))  # "no retry" is written 0 by those who count retries instead of attempts
 
 

@@ -55,8 +55,10 @@ def judge(
     not_executed: bool = False,
     retry_non_idempotent: bool = False,
     header: str = "Idempotency-Key",
+    key_helps: bool = True,
 ) -> Resend:
-    """`keyed`: with a key that is `honoured`; `key` only words the refusal. An unknown phase counts as sent."""
+    """`keyed`: with a key that is `honoured`; `key` only words the refusal. `key_helps` is false where a key of the
+    app would not be honoured, so that nobody is told to send one. An unknown phase counts as sent."""
     if phase in (NOT_CONNECTED, CONNECTED):
         return NOTHING_SENT
     if not_executed:
@@ -68,6 +70,9 @@ def judge(
     if retry_non_idempotent:
         return USERS_WORD
     sent = "body partly sent" if phase == PARTLY_SENT else "body fully sent"
+    if key == NO_KEY and not key_helps:
+        rule = f"{method}, {sent}, and no idempotency key is honoured here"
+        return Resend(False, rule, "`retry_non_idempotent: true`, if the provider executes such a request only once")
     if key == NO_KEY:
         return Resend(False, f"{method}, {sent}, no {header}", f"an {header}: with one it would have been")
     whose = "the provider does not honour its" if key == APP_KEY else "the provider is not known to honour the injected"

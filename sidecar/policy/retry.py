@@ -17,7 +17,7 @@ from sidecar.policy.backoff import Uniform
 from sidecar.policy.breaker import Permit
 from sidecar.policy.budget import RetryBudget
 from sidecar.policy.choice import Chosen
-from sidecar.policy.overrides import NO_OVERRIDES, Overrides
+from sidecar.policy.overrides import MOST_ATTEMPTS, NO_OVERRIDES, Overrides
 from sidecar.policy.resend import NO_KEY, Resend, judge
 from sidecar.policy.stages import StageBudgets
 from telemetry.record import FATAL, SENT, Decision
@@ -70,6 +70,7 @@ class Situation:
         "first",
         "key",
         "key_header",
+        "key_helps",
         "keyed",
         "method",
         "operation",
@@ -91,6 +92,8 @@ class Situation:
         self.key = NO_KEY
         """Whose idempotency key the request carries: a word of `resend.py`."""
         self.key_header = "Idempotency-Key"
+        self.key_helps = True
+        """Whether a key of the app would be honoured."""
         self.keyed = False
         """Whether the provider honours that key: `resend.honoured`."""
         self.attempts = 1
@@ -195,7 +198,7 @@ def _forbidden(failure: Failure, situation: Situation, chosen: Chosen, entry: Er
     conditional = entry is not None and entry.retry == "conditional" and failure.verdict is not True
     if conditional and not situation.keyed:
         rule = f"error registry: {failure.code} is retried only with an idempotency key that the provider honours"
-        remedy = f"an {situation.key_header}: with one it would have been"
+        remedy = f"an {situation.key_header}: with one it would have been" if situation.key_helps else ""
         return Decision(None, "not_resendable", rule, remedy)
     return None
 
@@ -212,6 +215,7 @@ def resendable(failure: Failure, situation: Situation, chosen: Chosen) -> Resend
         not_executed=failure.not_executed,
         retry_non_idempotent=chosen.policy.retry_non_idempotent if own is None else own,
         header=situation.key_header,
+        key_helps=situation.key_helps,
     )
 
 
@@ -237,9 +241,11 @@ def _used_up(situation: Situation, chosen: Chosen, terms: Terms, now: float) -> 
     limit = _max_attempts(situation, chosen)
     if situation.attempts >= limit:
         if situation.overrides.max_attempts is not None:
-            return Decision(None, "attempts", f"x-sidecar-max-attempts: {limit}", "a higher number in this header")
+            remedy = "a higher number in this header" if limit < MOST_ATTEMPTS else ""
+            return Decision(None, "attempts", f"x-sidecar-max-attempts: {limit}", remedy)
         rule = f"policies.{chosen.id}.max_attempts: {limit}"
-        return Decision(None, "attempts", rule, f"a higher max_attempts in policy {chosen.id}")
+        remedy = f"a higher max_attempts in policy {chosen.id}" if limit < MOST_ATTEMPTS else ""
+        return Decision(None, "attempts", rule, remedy)
     stage, workflow = situation.stage, situation.workflow
     if stage is None:
         return None
