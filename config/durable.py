@@ -79,7 +79,8 @@ class DeadLetter(Section):
     others are sealed."""
     max_body_bytes: Bytes = 1_048_576
     """The largest request body that is kept. Beyond `limits.replay_body_bytes` it is written to disk while it is
-    being sent. An entry whose body was not kept says so."""
+    being sent. Of a larger one the entry is kept without the body, which the application is told
+    (`x-sidecar-dlq-error: DLQ_BODY_NOT_KEPT`): it can be looked at, not replayed."""
     max_response_bytes: Bytes = 65_536
     """How much of the last answer's body is kept, sealed."""
     dedupe_window: Delay = 60.0

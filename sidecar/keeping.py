@@ -17,14 +17,15 @@ from config.errors import ErrorCode
 from sidecar import clock
 from sidecar.durable.eligible import answers_accepted, worth_keeping
 from sidecar.durable.tee import Tee
-from sidecar.durable.trouble import Trouble
+from sidecar.durable.trouble import NotKept, Trouble
 from sidecar.failures import AnsweredHere, UploadBroken
 from sidecar.headers import field_of
 from sidecar.policy.caller import identity
 from sidecar.policy.resend import APP_KEY, INJECTED_KEY, NO_KEY, honoured
 from sidecar.retrying import Retrying
 from sidecar.routing import scheme_of
-from telemetry.record import Attempt, Trace
+from telemetry.names import Attribute, Event, Field
+from telemetry.record import BODY_NOT_KEPT, Attempt, Trace, unkept_of
 
 if TYPE_CHECKING:
     from sidecar.body import RequestBody
@@ -83,7 +84,11 @@ class Keeping(Retrying):
             return None  # it was never a whole request
         await self._unhurried(self._write_down(upstream, known, code, message, body, size))
         dlq_id = self.record.dlq_id
-        if dlq_id is None or not answers_accepted(upstream.settings.dead_letter, known.category):
+        if (
+            dlq_id is None
+            or unkept_of(self.record) is not None
+            or not answers_accepted(upstream.settings.dead_letter, known.category)
+        ):
             return None
         told = {"status": "accepted", "dlq_id": dlq_id, "error_code": code, "request_id": self._session_id()}
         return AnsweredHere(
@@ -177,7 +182,23 @@ class Keeping(Retrying):
             record.unkept = f"{type(error).__name__} inside the sidecar; its log says more"
             return
         record.dlq_id = written.dlq_id
+        if body is None:
+            self._without_body(upstream, written.dlq_id, size)
         self._proxy.signals.dead_lettered(upstream.label, written.dlq_id, code, record)
+
+    def _without_body(self, upstream: UpstreamState, dlq_id: str, size: int) -> None:
+        """The entry tells what happened, and can never be sent: the app must not take its id for a promise."""
+        trouble = None if self._tee is None else self._tee.trouble
+        reason = trouble.reason if isinstance(trouble, NotKept) else "too_large"
+        self._proxy.metrics.stored.dead_letter_rejected(reason)
+        why = f"{size} bytes of it are more than dead_letter.max_body_bytes"
+        if trouble is not None and reason != "too_large":
+            why = trouble.message
+        told = f"the body was not kept ({why}), so {dlq_id} is there to be looked at and cannot be replayed"
+        self.record.unkept = told
+        fields = {Field.BODY: told, Attribute.UPSTREAM: upstream.label, "reason": BODY_NOT_KEPT}
+        now = clock.monotonic()
+        self._proxy.log.event("error", Event.DLQ_REJECTED, upstream.label, now, lambda: fields)
 
     async def _unhurried(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for `work` to its end, also when the app goes away meanwhile: then there is nobody to answer, that is

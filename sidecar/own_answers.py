@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sidecar import clock, relay
 from sidecar.answers import STATUS_LINES
 from sidecar.drive import Driven
-from telemetry.record import unkept_of
+from telemetry.record import not_kept_code, unkept_of
 from telemetry.traces import parse
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class OwnAnswers(Driven):
         shown = {"upstream": record.upstream, "attempts": len(record.attempts), "outcome": record.outcome or None}
         unkept = unkept_of(record)
         if unkept is not None:
-            details = {**details, "dlq_error": {"error_code": "DLQ_FULL", "message": unkept}}
+            details = {**details, "dlq_error": {"error_code": not_kept_code(record), "message": unkept}}
         lines, upstream = b"", self._upstream
         if record.outcome:
             lines = relay.sidecar_lines(record, upstream.answer_lines if upstream is not None else b"")
@@ -187,7 +187,7 @@ class OwnAnswers(Driven):
             message,
             request_id=self._session_id(),
             wall=self._proxy.wall(clock.monotonic()),
-            details={**shown, "dlq_id": record.dlq_id, **details},
+            details={**shown, "dlq_id": None if unkept is not None else record.dlq_id, **details},
             trace_id=self._trace_id(),
             status=status,
             retry_after=retry_after,

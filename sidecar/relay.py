@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sidecar.answers import status_line
 from sidecar.headers import CRLF, ResponseFields, trailer_lines
 from sidecar.upstream.connection import UpstreamConnection
-from telemetry.record import Session, unkept_of
+from telemetry.record import Session, not_kept_code
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,10 +32,13 @@ def sidecar_lines(record: Session, upstream_lines: bytes) -> bytes:
         record.outcome.encode(),
         upstream_lines,
     )
+    if record.code is None and record.dlq_id is None:
+        return lines
+    missing = not_kept_code(record)
+    if missing is not None:
+        return b"%bx-sidecar-dlq-error: %b\r\n" % (lines, missing.encode())
     if record.dlq_id is not None:
         return b"%bx-sidecar-dlq-id: %b\r\n" % (lines, record.dlq_id.encode())
-    if record.code is not None and unkept_of(record) is not None:
-        return lines + b"x-sidecar-dlq-error: DLQ_FULL\r\n"
     return lines
 
 

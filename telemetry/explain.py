@@ -256,12 +256,17 @@ class _Story:
                 rule=f"telemetry.slow_threshold: {self._slow:g}",
             )
         for why in (unprotected_of(session), unkept_of(session)):
-            if why is not None:
+            if why is not None and why is unkept_of(session) and session.dlq_id is not None:
+                self._tell(
+                    f"{why[0].upper()}{why[1:]}.",
+                    remedy=f"dead_letter.max_body_bytes of {session.upstream}, and `GET /readyz` under store",
+                )
+            elif why is not None:
                 self._tell(
                     f"The store did not help: {self._redactor.text(why)}.",
                     remedy="what `GET /readyz` says under store",
                 )
-        if session.dlq_id is not None:
+        if session.dlq_id is not None and unkept_of(session) is None:
             self._tell(
                 f"The request is kept as dead letter {session.dlq_id}: `sidecar dlq show {session.dlq_id}` tells "
                 "whether it may be sent again, and how.",

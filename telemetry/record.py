@@ -210,6 +210,10 @@ class Session:
         """Keyed hash of the credential, never the credential."""
 
 
+NOTHING_KEPT = "DLQ_FULL"
+BODY_NOT_KEPT = "DLQ_BODY_NOT_KEPT"
+
+
 class Errand(Session):
     """What the sidecar sends by itself: `errand` is replay, outbox or reconcile."""
 
@@ -218,6 +222,13 @@ class Errand(Session):
     def __init__(self, errand: str, session_id: bytes, method: str, target: str, started: float) -> None:
         super().__init__(session_id, method, target, started)
         self.errand = errand
+
+
+def not_kept_code(session: Session) -> str | None:
+    """What the app is told about a failed request that cannot be replayed; None when it can, or was not to be kept."""
+    if unkept_of(session) is None:
+        return None
+    return BODY_NOT_KEPT if session.dlq_id is not None else NOTHING_KEPT
 
 
 def unkept_of(session: Session) -> str | None:

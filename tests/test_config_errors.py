@@ -60,6 +60,7 @@ EXPECTED = {
     "OVERLOADED": ("TRANSIENT", "fatal", 503),
     "SHUTTING_DOWN": ("TRANSIENT", "conditional", 503),
     "DLQ_FULL": ("CRITICAL", "fatal", 503),
+    "DLQ_BODY_NOT_KEPT": ("CRITICAL", "fatal", 503),
     "SIDECAR_INTERNAL": ("CRITICAL", "fatal", 500),
 }
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from sidecar.durable.entry import Entry
 from sidecar.durable.filters import Filter
 from sidecar.durable.layers import Durable
@@ -245,6 +247,42 @@ async def test_an_answer_that_is_passed_on_says_that_its_request_was_not_kept(
     assert None is reply.get("x-sidecar-dlq-error")
 
 
+@pytest.mark.parametrize("respond", ["error", "accepted"])
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("passed_on", [True, False])
+async def test_an_entry_without_its_body_is_no_promise(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any, respond: str, chunked: bool, passed_on: bool
+) -> None:
+    async def reset(talk: Talk) -> None:
+        await talk.read_request()
+        talk.reset()
+
+    upstream = await start_upstream(always(UNAVAILABLE) if passed_on else reset)
+    keys = route(upstream, breaker={"enabled": False}, policy="once", dead_letter={"respond": respond})
+    sidecar = await start_sidecar(upstreams=keys)
+    app = await sidecar.app()
+    body = "y" * 1_500_000
+    framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
+    sent = f"{len(body):x}\r\n{body}\r\n0\r\n\r\n" if chunked else body
+    reply = await app.ask(f"POST /u HTTP/1.1\r\nHost: s\r\n{framing}\r\n\r\n{sent}")
+    assert (503 if passed_on else 502, "DLQ_BODY_NOT_KEPT", None) == (
+        reply.status,
+        reply.get("x-sidecar-dlq-error"),
+        reply.get("x-sidecar-dlq-id"),
+    )
+    (letter,) = await letters_of(sidecar)
+    assert (False, "not_replayable") == (letter.body["kept"], letter.verdict)
+    if not passed_on:
+        details = reply.json["details"]
+        assert (None, "DLQ_BODY_NOT_KEPT") == (details["dlq_id"], details["dlq_error"]["error_code"])
+        assert letter.dlq_id in details["dlq_error"]["message"]
+    assert 1 == sidecar.proxy.metrics.stored.rejected["too_large"]
+    (session,) = sidecar.proxy.signals.sessions.page(limit=10).items
+    explained = sidecar.proxy.signals.explain(session)
+    assert f"so {letter.dlq_id} is there to be looked at and cannot be replayed" in explained
+    assert "sidecar dlq replay" not in explained
+
+
 async def test_a_key_that_could_not_be_checked_is_not_called_a_full_store(
     start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
 ) -> None:
@@ -478,7 +516,10 @@ async def test_a_body_over_the_limit_is_said_not_to_be_kept(
     app = await sidecar.app()
     reply = await app.ask(b"POST /u HTTP/1.1\r\nHost: s\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000)
     (entry,) = await letters_of(sidecar)
-    assert reply.json["details"]["dlq_id"] == entry.dlq_id
+    assert (None, "DLQ_BODY_NOT_KEPT") == (
+        reply.json["details"]["dlq_id"],
+        reply.json["details"]["dlq_error"]["error_code"],
+    )
     assert ({"kept": False, "size": 300_000, "note": "not kept, 200.0 kB over the limit"}, "not_replayable") == (
         entry.body,
         entry.verdict,

@@ -218,7 +218,7 @@ def host_of(url: str) -> str:
 
 
 def not_kept(size: int, limit: int) -> str:
-    return f"not kept, {_amount(size - limit)} over the limit"
+    return f"not kept, {_amount(size - limit)} over the limit" if size > limit else "not kept, the disk refused it"
 
 
 def _amount(size: int) -> str:

@@ -29,6 +29,8 @@ class Tee:
         self.dlq_id: str | None = None
         """The entry it would belong to: what is sealed is bound to it."""
         self.lost = False
+        self.trouble: Trouble | None = None
+        """Why it was lost."""
 
     def add(self, data: bytes) -> None:
         """Written in this order, also when whoever brings it is stopped in the middle."""
@@ -53,8 +55,8 @@ class Tee:
                 for piece in before:
                     await self._spool.write(piece)
             await self._spool.write(data)
-        except Trouble:
-            self.lost = True
+        except Trouble as trouble:
+            self.lost, self.trouble = True, trouble
             self.before = []
 
     async def finish(self) -> bytes | BodyFile | None:
@@ -64,8 +66,8 @@ class Tee:
             return None
         try:
             return await self._spool.finish()
-        except Trouble:
-            self.lost = True
+        except Trouble as trouble:
+            self.lost, self.trouble = True, trouble
             return None
 
     async def abort(self) -> None:
