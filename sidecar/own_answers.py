@@ -120,6 +120,8 @@ class OwnAnswers(Driven):
         record, request, upstream = self.record, self._request, self._upstream
         agent = request.value(b"user-agent")
         record.user_agent = None if agent is None else agent.decode("latin-1")[:200]
+        if record.trace is None and (trace_id := self._trace_id()) is not None:
+            record.caller_trace = trace_id
         caller = None if upstream is None else upstream.settings.idempotency.caller
         record.api_key_id = self._proxy.credential_id(request, caller) or None
         if self._client.transport is not None:

@@ -10,7 +10,16 @@ from __future__ import annotations
 from math import inf
 from typing import Any, NamedTuple
 
-from telemetry.record import CONNECTED, NOT_CONNECTED, Attempt, Decision, Session, unkept_of, unprotected_of
+from telemetry.record import (
+    CONNECTED,
+    NOT_CONNECTED,
+    Attempt,
+    Decision,
+    Session,
+    trace_id_of,
+    unkept_of,
+    unprotected_of,
+)
 from telemetry.redact import Redactor
 from telemetry.sentences import (
     HOW_FAR,
@@ -75,7 +84,8 @@ def _when(session: Session, wall: Wall) -> str:
     began, ended = rfc3339(wall(session.started)), rfc3339(wall(session.ended))
     same_day = began[:10] == ended[:10]
     text = f"{began[:10]} {began[11:-1]} to {ended[11:-1] if same_day else f'{ended[:10]} {ended[11:-1]}'} UTC"
-    trace = "" if session.trace is None else f", trace {session.trace.trace_id:032x}"
+    trace_id = trace_id_of(session)
+    trace = "" if trace_id is None else f", trace {trace_id}"
     return f"{text}, session {session.session_id.decode()}{trace}"
 
 

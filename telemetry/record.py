@@ -123,6 +123,7 @@ class Session:
         "api_key_id",
         "attempts",
         "caller_resend",
+        "caller_trace",
         "client",
         "code",
         "correlation_id",
@@ -205,6 +206,9 @@ class Session:
         self.correlation_id: str | None = None
         self.client: str | None = None
         """Address of the app."""
+        self.caller_trace: str
+        """The trace that the app said it belongs to, in hex, where the session has none of its own. Set only then: see
+        `trace_id_of`."""
         self.user_agent: str | None = None
         self.api_key_id: str | None = None
         """Keyed hash of the credential, never the credential."""
@@ -229,6 +233,12 @@ def not_kept_code(session: Session) -> str | None:
     if unkept_of(session) is None:
         return None
     return BODY_NOT_KEPT if session.dlq_id is not None else NOTHING_KEPT
+
+
+def trace_id_of(session: Session) -> str | None:
+    """In hex: the session's own trace, else the caller's."""
+    trace = session.trace
+    return f"{trace.trace_id:032x}" if trace is not None else getattr(session, "caller_trace", None)
 
 
 def unkept_of(session: Session) -> str | None:

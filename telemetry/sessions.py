@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from telemetry.record import GOOD, PHASE_WORDS, Attempt, Errand, Session
+from telemetry.record import GOOD, PHASE_WORDS, Attempt, Errand, Session, trace_id_of
 from telemetry.redact import Redactor
 from telemetry.timestamps import rfc3339
 
@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
             return False
         if upstream is not None and session.upstream != upstream:
             return False
-        if trace is not None and (session.trace is None or f"{session.trace.trace_id:032x}" != trace):
+        if trace is not None and trace != trace_id_of(session):
             return False
         return code is None or code == session.code or any(attempt.code == code for attempt in session.attempts)
 
@@ -166,9 +166,7 @@ def correlation_id(session: Session) -> str:
     """What joins this session to the caller's own records: its header, else the trace, else the session itself."""
     if session.correlation_id:
         return session.correlation_id
-    if session.trace is not None:
-        return f"{session.trace.trace_id:032x}"
-    return session.session_id.decode()
+    return trace_id_of(session) or session.session_id.decode()
 
 
 def serialise(session: Session, wall: Wall, redactor: Redactor, server_id: str = "") -> dict[str, Any]:
@@ -176,7 +174,6 @@ def serialise(session: Session, wall: Wall, redactor: Redactor, server_id: str =
     error = None
     if session.code is not None:
         error = {"type": session.code, "message": redactor.text(session.message or "")}
-    trace = session.trace
     return {
         "session_id": session.session_id.decode(),
         "policy_id": session.policy_id,
@@ -195,7 +192,7 @@ def serialise(session: Session, wall: Wall, redactor: Redactor, server_id: str =
         "final_result": {"status": session.status} if session.status else None,
         "final_error": error,
         "correlation_id": redactor.text(correlation_id(session)),
-        "trace_id": f"{trace.trace_id:032x}" if trace is not None else None,
+        "trace_id": trace_id_of(session),
         "context": {
             "user_agent": redactor.text(session.user_agent) if session.user_agent else None,
             "server_id": server_id or None,
