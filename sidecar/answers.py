@@ -13,6 +13,7 @@ import orjson
 
 from config.errors import ErrorCode
 from sidecar import clock
+from telemetry.timestamps import rfc3339
 
 
 def _status_lines() -> dict[int, bytes]:
@@ -65,7 +66,7 @@ class Answers:
                 "details": details,
                 "request_id": request_id,
                 "trace_id": trace_id,
-                "timestamp": clock.utc_timestamp(wall),
+                "timestamp": rfc3339(wall),
                 "retry_after": retry_after,
                 "documentation_url": f"{self.documentation}/errors/{code}",
             }

@@ -50,12 +50,6 @@ def unguessable(length: int) -> str:
     return secrets.token_hex((length + 1) // 2)[:length]
 
 
-def utc_timestamp(seconds: float) -> str:
-    """RFC 3339 in UTC with milliseconds, the form used in answers and logs."""
-    whole = int(seconds)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{int((seconds - whole) * 1000):03d}Z"
-
-
 def http_date(seconds: float) -> bytes:
     """The IMF-fixdate form of RFC 9110, for `Date`; written by hand because strftime follows the locale."""
     t = time.gmtime(seconds)

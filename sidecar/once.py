@@ -16,7 +16,7 @@ from sidecar.durable.trouble import Trouble
 from sidecar.failures import AnsweredHere, Refused, UploadBroken
 from sidecar.headers import field_of
 from sidecar.keeping import Keeping
-from sidecar.policy.resend import APP_KEY, IDEMPOTENT, honoured
+from sidecar.policy.resend import APP_KEY, IDEMPOTENT, READS, honoured
 from sidecar.relay import AppSink
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from sidecar.upstream.connection import UpstreamConnection
     from telemetry.record import Session
 
-READS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _PAUSE = 3.0  # the longest silence in the middle of a body that the check of its key waits for
 _LASTS = 300.0
 _LONGER_THAN_ITS_DEADLINE = 60.0

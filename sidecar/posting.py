@@ -14,7 +14,8 @@ import orjson
 from config.addresses import is_loopback, is_unspecified, join_host_port
 from sidecar.durable.trouble import OtherPayload, Trouble
 from sidecar.failures import AnsweredHere, Refused
-from sidecar.once import READS, Once
+from sidecar.once import Once
+from sidecar.policy.resend import READS
 
 if TYPE_CHECKING:
     from sidecar.durable.jobs import Jobs, Submission

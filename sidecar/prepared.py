@@ -16,7 +16,7 @@ from sidecar.passed_on import PassedOn
 from sidecar.policy import overrides as overrides_policy
 from sidecar.policy.choice import Chosen
 from sidecar.policy.overrides import Overrides
-from sidecar.policy.resend import APP_KEY, INJECTED_KEY, NO_KEY
+from sidecar.policy.resend import APP_KEY, INJECTED_KEY, NO_KEY, READS
 from sidecar.upstream.destination import Destination
 from sidecar.upstream.endpoints import UpstreamState
 from sidecar.upstream.waiting import OutOfTime
@@ -25,7 +25,7 @@ from telemetry.record import Attempt, Trace
 _REPLACED = b"traceparent,tracestate"
 _STRIPPED = b"traceparent,tracestate,baggage"
 _OTLP_TARGETS = frozenset((b"/v1/traces", b"/v1/metrics", b"/v1/logs"))
-_READS = frozenset(("GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"))
+_NEVER_KEYED = READS | {"CONNECT"}
 _JUST_PASS = Overrides()
 _JUST_PASS.retry_off = True
 _JUST_PASS.dead_letter = False
@@ -144,7 +144,7 @@ class Prepared(PassedOn):
         if settings.header.lower() != "idempotency-key":
             key = request.value(settings.header.lower().encode())
         if key is not None:
-            if settings.enabled and request.method not in _READS and self._overrides is not _JUST_PASS:
+            if settings.enabled and request.method not in _NEVER_KEYED and self._overrides is not _JUST_PASS:
                 self._involved = True
             scope = f"{upstream.name}\n{self._credential_id(upstream)}".encode()
             if self._proxy.seen_keys.came_before(scope, key, self._started):

@@ -20,6 +20,7 @@ from sidecar.admin.problem import ErrorAnswer, Problem, from_trouble
 from sidecar.admin.route import REDACTOR, Route, json_response
 from sidecar.durable.trouble import Trouble
 from sidecar.proxy import Proxy
+from telemetry.timestamps import rfc3339
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _LONGEST_PATH = 100
@@ -76,7 +77,7 @@ class Guard:
                 message=redactor.text(problem.message),
                 details=problem.details(redactor),
                 request_id=clock.unguessable(16),
-                timestamp=clock.utc_timestamp(clock.wall()),
+                timestamp=rfc3339(clock.wall()),
                 documentation_url=f"{self._proxy.answers.documentation}/errors/{problem.code}",
             ).model_dump(),
             problem.status,

@@ -26,6 +26,7 @@ from sidecar.durable.disk import TEMPORARY, Disk, private_directory
 from sidecar.durable.opening import BODIES, FILE, quick_check
 from sidecar.durable.schema import VERSION
 from sidecar.durable.trouble import BadInput, Damaged, NotNow, Trouble
+from telemetry.timestamps import rfc3339
 
 _MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -109,7 +110,7 @@ def _write(
                 "format": _FORMAT,
                 "schema": version,
                 "sidecar": __version__,
-                "made_at": clock.utc_timestamp(clock.wall()),
+                "made_at": rfc3339(clock.wall()),
                 "parts": parts,
                 "missing": missing,
             }
@@ -167,7 +168,7 @@ def restore(archive: Path, state_dir: Path, *, overwrite: bool = False) -> tuple
     there = [name for name in ours if (state_dir / name).exists()]
     if FILE in there and not overwrite:
         raise NotNow(f"{state_dir} holds a store already", "with --force it is set aside, not deleted, and replaced")
-    stamp = re.sub(r"[^0-9]", "", clock.utc_timestamp(clock.wall()))
+    stamp = re.sub(r"[^0-9]", "", rfc3339(clock.wall()))
     unpacked, aside = state_dir / f"restoring-{stamp}", state_dir / f"before-restore-{stamp}"
     disk = Disk()
     try:

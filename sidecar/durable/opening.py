@@ -17,6 +17,7 @@ from sidecar.durable import wal
 from sidecar.durable.disk import Disk, private_directory, tightened
 from sidecar.durable.schema import MIGRATIONS, VERSION
 from sidecar.durable.trouble import CannotUse
+from telemetry.timestamps import rfc3339
 
 Report = Callable[[str, str], None]
 """(event name, sentence for a person)."""
@@ -112,7 +113,7 @@ class Opener:
             self._report("sidecar.store.permissions", f"{path} could be read by others; its mode is now private")
 
     def _aside(self, name: str) -> Path:
-        stamp = clock.utc_timestamp(clock.wall()).replace(":", "").replace("-", "").replace(".", "")
+        stamp = rfc3339(clock.wall()).replace(":", "").replace("-", "").replace(".", "")
         path = self.directory / f"{name}.damaged-{stamp}"
         number = 1
         while path.exists():

@@ -18,8 +18,8 @@ from sidecar.durable.intake import Prints, prints_of, short
 from sidecar.durable.rows import Row
 from sidecar.durable.trouble import Damaged
 from sidecar.durable.workflow import MOVES, WAITING
+from sidecar.policy.resend import READS
 
-_READS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _MOST_AT_ONCE = 1000
 
 
@@ -45,7 +45,7 @@ class Successes:
         self._letters = letters
 
     def worth_telling(self, upstream: str, method: str, *, keyed: bool) -> bool:
-        return upstream in self._letters.waiting and (keyed or method not in _READS)
+        return upstream in self._letters.waiting and (keyed or method not in READS)
 
     async def tell(self, success: Success) -> list[str]:
         """The ids of entries that this closed."""
@@ -98,7 +98,7 @@ def _candidates(connection: sqlite3.Connection, success: Success, prints: Prints
     for column, digest in (
         ("key_hash", prints.key),
         ("fingerprint", prints.whole),
-        ("url_hash", None if success.method in _READS else prints.url),
+        ("url_hash", None if success.method in READS else prints.url),
     ):
         if digest is not None:
             statement = f"SELECT seq FROM dead_letters WHERE {column} = ? ORDER BY seq LIMIT {_MOST_AT_ONCE}"

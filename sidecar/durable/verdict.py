@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from config.durable import Replay
 from config.idempotency import Idempotency
+from sidecar.policy.resend import READS
 from telemetry.record import CONNECTED
 from telemetry.timestamps import rfc3339
 
@@ -26,7 +27,6 @@ WORDS = (
     "not_replayable",
 )
 
-_CHANGES_NOTHING = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _OVERWRITES = frozenset({"PUT", "DELETE"})
 # Codes with which an upstream says that it looked at the request and did not execute it.
 _REFUSED = frozenset(
@@ -105,7 +105,7 @@ def _first_change(verdict: Verdict, expires: float | None) -> Verdict:
 
 def _by_effect(facts: Facts, replay: Replay, idempotency: Idempotency, now: float) -> Verdict:
     method = facts.method
-    if method in _CHANGES_NOTHING:
+    if method in READS:
         return Verdict("safe", f"{method} changes nothing, it can be sent again")
     if method in _OVERWRITES:
         return _overwriting(facts, replay, now)

@@ -13,7 +13,10 @@ from typing import NamedTuple
 from config.idempotency import Idempotency
 from telemetry.record import CONNECTED, NOT_CONNECTED, PARTLY_SENT
 
-IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
+READS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+"""Methods that change nothing (RFC 9110, 9.2.1)."""
+IDEMPOTENT = READS | {"PUT", "DELETE"}
+"""Methods that may be sent twice (RFC 9110, 9.2.2)."""
 
 # What a request carries.
 NO_KEY = "none"
