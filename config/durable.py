@@ -91,11 +91,12 @@ class DeadLetter(Section):
 
 
 class DeadLetterStore(Section):
-    """The room that all dead letters share."""
+    """The room that all dead letters and deliveries share."""
 
     max_bytes: Annotated[Bytes, Field(ge=1_048_576)] = 1_073_741_824
-    """How much they may take on disk together. When that is used up the application is told
-    (`x-sidecar-dlq-error: DLQ_FULL`), and nothing is removed to make room."""
+    """How much may be kept on disk in all: dead letters, deliveries of the outbox, and bodies being written. When that
+    is used up the application is told (`x-sidecar-dlq-error: DLQ_FULL`; 503 for a delivery), and nothing is removed
+    to make room."""
     min_free_bytes: Bytes = 104_857_600
     """Nothing is added while the disk has less than this to spare."""
     retention: Seconds | None = None

@@ -147,6 +147,10 @@ class Limits(Section):
     buffer_response_bytes: Bytes = 65_536
     """A response with a known length up to this size is completed before its first byte is passed on, so that
     a connection that breaks in the middle can still be hidden from the application."""
+    memory_bytes: Annotated[Bytes, Field(ge=1_048_576)] = 268_435_456
+    """How much memory may be held for requests under way: bodies, answers that wait for their application, and what
+    waits to be written to disk. Near it the largest bodies give up the copy for another attempt, then new ones are
+    not kept; at it a new request with a body gets 503."""
     auto_upstreams: Bytes = 50
     """How many hosts without an upstream of their own get a label of their own in metrics; later ones share
     `_other`."""

@@ -2,7 +2,8 @@
 
 Law: the parser feeds it, one upload at a time takes from it. Up to `limit` bytes are kept; past that the current
 attempt goes on and only the possibility of another is lost. No more than `HELD` bytes wait for the upstream: the
-app is not read from until they are fewer. A broken body never looks complete to the upstream.
+app is not read from until they are fewer. Memory is short at times (`held.py`): then less is kept. A broken body never
+looks complete to the upstream.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from sidecar.upstream.connection import UpstreamConnection
 
 if TYPE_CHECKING:
     from sidecar.durable.tee import Tee
+    from sidecar.held import Held
 
 HELD = 262_144
+HELD_WHEN_SHORT = 16_384
 _READ_ON_BELOW = HELD // 2
 _SMALL_CHUNK = 16_384
 _MOST_PIECES = 1024
@@ -37,23 +40,31 @@ class RequestBody:
     __slots__ = (
         "_chunks",
         "_failure",
+        "_ledger",
         "_limit",
         "_next",
         "_source",
+        "_unkept",
         "_waiter",
         "_waiting",
         "chunked",
         "finished",
+        "given_up",
+        "gone",
         "held",
+        "kept",
         "replayable",
         "tee",
         "total",
         "trailers",
+        "wanted_again",
     )
 
-    def __init__(self, source: Source, chunked: bool, limit: int) -> None:
+    def __init__(self, source: Source, chunked: bool, limit: int, ledger: Held) -> None:
         self._source = source
-        self._limit = limit
+        self._ledger = ledger
+        self._unkept = ledger.short  # from the start: there is no memory for it
+        self._limit = 0 if self._unkept else limit
         self._chunks: deque[bytes] = deque()
         self._next = 0  # of `_chunks`, for the current attempt; earlier ones are kept for another
         self._waiting = 0  # bytes the current attempt has not taken
@@ -64,7 +75,15 @@ class RequestBody:
         self.total = 0
         self.finished = False
         """All of it has arrived."""
+        self.kept = 0
+        """Bytes held here."""
+        self.gone = False
+        """Its exchange is over: what still comes is nobody's."""
         self.replayable = True
+        self.given_up = False
+        """It could have been sent again, had there been memory for it."""
+        self.wanted_again = False
+        """An attempt has failed and the next one has not begun: all of it may be needed."""
         self.trailers: list[tuple[bytes, bytes]] = []
         self.tee: Tee | None = None
         """Gets what is sent of a body that is too large to be kept."""
@@ -72,8 +91,11 @@ class RequestBody:
     # ---- the parser's side -----------------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> None:
+        if self.gone:
+            return
         size = len(data)
         self.total += size
+        self.kept += size
         self._waiting += size
         chunks = self._chunks
         if len(chunks) > self._next and len(chunks[-1]) + size <= _SMALL_CHUNK:
@@ -83,15 +105,34 @@ class RequestBody:
             if self._next > _MOST_PIECES:
                 self._join_what_was_taken()
         if self.replayable and self.total > self._limit:
-            self.replayable = False
-            taken = [self._chunks.popleft() for _ in range(self._next)]
-            self._next = 0
-            if self.tee is not None:
-                self.tee.before = taken
-        if self._waiting > HELD and not self.held:
+            self.given_up = self._unkept
+            self._forget_what_was_taken()
+        if self._waiting > (HELD if not self._ledger.short else HELD_WHEN_SHORT) and not self.held:
             self.held = True
             self._source.regulate()
+        self._ledger.grow(self, size)
         self._wake()
+
+    def _forget_what_was_taken(self) -> None:
+        self.replayable = False
+        taken = [self._chunks.popleft() for _ in range(self._next)]
+        self._next = 0
+        self._let_go_of(sum(map(len, taken)))
+        if self.tee is not None:
+            self.tee.before = taken
+
+    def _let_go_of(self, size: int) -> None:
+        self.kept -= size
+        self._ledger.shrink(self, size)
+
+    def give_up(self) -> bool:
+        """Memory is short: the copy of what the upstream has already is dropped, and with it the possibility of
+        another attempt. False: there is none that can be missed."""
+        if not self.replayable or self.wanted_again or self.tee is not None or not self._next:
+            return False
+        self.given_up = True
+        self._forget_what_was_taken()
+        return True
 
     def _join_what_was_taken(self) -> None:
         taken = b"".join([self._chunks.popleft() for _ in range(self._next)])
@@ -109,8 +150,10 @@ class RequestBody:
 
     def let_go(self) -> None:
         """The exchange is over. Its connection remembers the request until the next one: without what was kept."""
+        self.gone = True
         self._chunks.clear()
         self._next = 0
+        self._let_go_of(self.kept)
 
     def _wake(self) -> None:
         waiter = self._waiter
@@ -129,6 +172,7 @@ class RequestBody:
             return None
         self._next = len(self._chunks)
         self._waiting = 0
+        self.wanted_again = False
         if self.held:
             self.held = False
             self._source.regulate()
@@ -183,6 +227,7 @@ class RequestBody:
     async def stream(self, connection: UpstreamConnection) -> None:
         """Send what was kept, then the rest as it comes. Raises UploadBroken if the app's body is."""
         self._next = 0
+        self.wanted_again = False
         self._waiting = sum(map(len, self._chunks))
         while True:
             while self._next < len(self._chunks):
@@ -207,6 +252,7 @@ class RequestBody:
             self._next += 1
         else:
             data = self._chunks.popleft()
+            self._let_go_of(len(data))
         self._waiting -= len(data)
         if self.held and self._waiting < _READ_ON_BELOW:
             self.held = False

@@ -185,7 +185,7 @@ class Sending(Exchange):
         if injected is not None:
             self._injected_key = next((value for name, value in headers if name.lower() == injected.encode()), None)
         if size:
-            request.body = stored = RequestBody(client, False, proxy.limits.replay_body_bytes)
+            request.body = stored = RequestBody(client, False, proxy.limits.replay_body_bytes, proxy.held)
             if isinstance(body, bytes):
                 stored.feed(body)
                 stored.finish()

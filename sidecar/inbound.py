@@ -57,6 +57,7 @@ class Downstream(RequestReader):
     def __init__(self, manager: Listener, **options: Any) -> None:
         super().__init__(manager, **options)
         self.proxy = manager.proxy
+        self._held = manager.proxy.held
         self._parser = None  # aiohttp's own
         self.parser = httptools.HttpRequestParser(self)
         self._arriving = None
@@ -118,6 +119,13 @@ class Downstream(RequestReader):
         for request in left_behind:
             Exchange(self.proxy, self, request, clock.monotonic()).never_begun()
         self._let_go()
+
+    def _forget_waiting(self) -> None:
+        """Those whose exchange never began."""
+        for request in self._waiting:
+            if request.body is not None:
+                request.body.let_go()
+        self._waiting.clear()
 
     def _let_go(self) -> None:
         """Nothing more will be read here. The parser and the last body point back at this connection: left to the
@@ -272,7 +280,7 @@ class Downstream(RequestReader):
             self._linger(transport)
         else:
             transport.close()
-        self._waiting.clear()
+        self._forget_waiting()
 
     def _linger(self, transport: asyncio.Transport) -> None:
         """Close in both directions, but read on for a moment: closing over unread bytes would reset the

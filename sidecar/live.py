@@ -56,6 +56,11 @@ class LiveFacts:
     def downstream_connections(self) -> int:
         return len(self._proxy.downstreams)
 
+    def memory(self) -> tuple[Mapping[str, int], int, int]:
+        held = self._proxy.held
+        by_kind = {"bodies": held.bodies, "answers": held.answers, "unwritten": held.unwritten}
+        return by_kind, held.most, held.given_up
+
     def label_overflows(self) -> int:
         return self._proxy.directory.label_overflows
 

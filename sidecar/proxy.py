@@ -28,6 +28,7 @@ from sidecar.failures import Refused
 from sidecar.forced import ForcedStates
 from sidecar.handshakes import Handshakes
 from sidecar.headers import field_of
+from sidecar.held import Held
 from sidecar.intercept import Interception
 from sidecar.policy.breaker import Breaker
 from sidecar.policy.caller import SeenKeys, identity
@@ -66,6 +67,7 @@ class Proxy:
         self.settings = settings
         self.limits = settings.limits
         self.log = log
+        self.held = Held(settings.limits.memory_bytes)
         self.registry = registry_of(settings)
         self._wall_offset = clock.wall() - clock.monotonic()
         self.pseudonym = f"sidecar-{clock.unguessable(8)}".encode()
@@ -128,6 +130,7 @@ class Proxy:
         self.refresh_date(clock.monotonic())
         self.ticker.every(1.0, self.refresh_date)
         self.ticker.every(1.0, self._sweep)
+        self.ticker.every(0.5, self._look_at_memory)
         self.ticker.every(1.0, self.signals.tick)
 
     def apply(self, settings: Settings) -> None:
@@ -139,6 +142,7 @@ class Proxy:
         self.directory = Directory(wiring, egress, self.directory)
         self.egress, self.dialler, self.registry = egress, dialler, registry
         self.settings, self.limits = settings, settings.limits
+        self.held.most = settings.limits.memory_bytes
         self.dialler.resolver.configured = _names(settings)
         self.answers.registry = registry
         self.retries_enabled = settings.retries_enabled
@@ -163,6 +167,10 @@ class Proxy:
 
     def _sweep(self, now: float) -> None:
         self.directory.sweep(now)
+
+    def _look_at_memory(self, now: float) -> None:
+        durable = self.kept.durable
+        self.held.look(self.directory.bytes_waiting, 0 if durable is None else durable.store.waiting_bytes)
 
     def refusal_of_connection(self, already: int, transport: asyncio.BaseTransport | None) -> Refused | None:
         """Why an app cannot be let in besides `already` others, itself included; None when it can."""

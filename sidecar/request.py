@@ -9,12 +9,13 @@ else keeps its bytes, its case and its order (R7). What llhttp accepts and a pro
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 import httptools
 from aiohttp.web_protocol import RequestHandler
 
 from sidecar.body import RequestBody
-from sidecar.failures import Malformed
+from sidecar.failures import Malformed, Refused
 from sidecar.headers import (
     CALLER,
     CONNECTION,
@@ -39,6 +40,9 @@ from sidecar.headers import (
     without_named,
 )
 from sidecar.policy.caller import aws_says_resend, stainless_says_resend
+
+if TYPE_CHECKING:
+    from sidecar.held import Held
 
 MAX_FIELDS = 256
 LINE_OVERHEAD = 32  # method, version and line ends, which do not count towards the limit
@@ -111,7 +115,7 @@ class Request:
         """What follows is WebSocket, if the upstream agrees."""
         self.chunked = False
         self.body: RequestBody | None = None
-        self.error: Malformed | None = None
+        self.error: Refused | None = None
         self.asks = False
         """It carries something that its attempts depend on: overrides, a key, a trace. See `prepared.py`."""
         self.unusual = False
@@ -183,7 +187,7 @@ class Request:
                 says_resend = aws_says_resend if name.lower() == b"amz-sdk-request" else stainless_says_resend
                 self.caller_resend = self.caller_resend or says_resend(value)
 
-    def refuse(self, error: Malformed) -> None:
+    def refuse(self, error: Refused) -> None:
         self.error = error
         self.unusual = True
 
@@ -201,6 +205,7 @@ class RequestReader(RequestHandler):
         "_body_again",
         "_head_bytes",
         "_head_limit",
+        "_held",
         "_last",
         "_replay_limit",
         "_waiting",
@@ -216,6 +221,7 @@ class RequestReader(RequestHandler):
     _head_bytes: int
     """Bytes received since the last complete head."""
     _head_limit: int
+    _held: Held
     _last: Request | None
     """The newest complete head."""
     _replay_limit: int
@@ -267,7 +273,7 @@ class RequestReader(RequestHandler):
             self._look_closer(request, parser.get_http_version())
         if request.transfer_encoding is not None or request.content_length:
             request.chunked = request.transfer_encoding is not None
-            request.body = RequestBody(self, request.chunked, self._replay_limit)
+            request.body = self._new_body(request)
             # Behind an Upgrade llhttp reads no body.
             self._body = None if parser.should_upgrade() else request.body
         if len(request.lines) > MAX_FIELDS:
@@ -278,6 +284,12 @@ class RequestReader(RequestHandler):
         self._head_bytes = 0
         self._last = request
         self._waiting.append(request)
+
+    def _new_body(self, request: Request) -> RequestBody:
+        refused = self._held.refusal()
+        if refused is not None:
+            request.refuse(refused)
+        return RequestBody(self, request.chunked, self._replay_limit, self._held)
 
     def on_body(self, data: bytes) -> None:
         if self._body is not None:

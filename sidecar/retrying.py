@@ -39,6 +39,7 @@ _OUTCOMES = {
     "breaker_open": "breaker_open",
     "not_resendable": "not_retryable",
     "body_too_large": "not_retryable",
+    "memory": "not_retryable",
     "response_started": "not_retryable",
     "server_verdict": "not_retryable",
 }
@@ -165,7 +166,9 @@ class Retrying(Prepared):
         situation.key_header, situation.key_helps = idempotency.header, honoured(APP_KEY, idempotency)
         situation.keyed = honoured(situation.key, idempotency)
         situation.attempts = sum(attempt.kind != "stale" for attempt in record.attempts)
-        situation.body_kept = request.body is None or request.body.replayable
+        if (body := request.body) is not None:
+            situation.body_kept, situation.body_given_up = body.replayable, body.given_up
+            body.wanted_again = True
         situation.retries_enabled, situation.draining = self._proxy.retries_enabled, self._proxy.draining
         return situation
 

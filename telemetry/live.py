@@ -66,6 +66,10 @@ class Live(Protocol):
         """Open connections of the app."""
         ...
 
+    def memory(self) -> tuple[Mapping[str, int], int, int]:
+        """Bytes held for requests under way by kind, the limit, and how many bodies gave up their copy."""
+        ...
+
     def label_overflows(self) -> int:
         """Hosts that got no label of their own, since the start."""
         ...
@@ -94,6 +98,10 @@ def families(live: Live) -> Iterator[Metric]:
     yield from _breakers(upstreams)
     yield from _optional(upstreams)
     yield _of(names.DOWNSTREAM_CONNECTIONS, {(): live.downstream_connections()})
+    held, most, given_up = live.memory()
+    yield _of(names.MEMORY_HELD, {(kind,): size for kind, size in held.items()})
+    yield _of(names.MEMORY_LIMIT, {(): most})
+    yield _of(names.BODIES_GIVEN_UP, {(): given_up})
     yield _of(names.LABEL_OVERFLOW, {("upstream",): live.label_overflows()})
     yield _of(names.READY, {(): int(live.ready())})
     keeps = live.keeps()

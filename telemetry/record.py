@@ -31,6 +31,7 @@ SUPPRESSED = (
     "budget",
     "not_resendable",
     "body_too_large",
+    "memory",
     "response_started",
     "deadline",
     "breaker_open",

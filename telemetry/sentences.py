@@ -123,6 +123,11 @@ REASONS: dict[str, Callable[[Session], Telling]] = {
         "limits.replay_body_bytes",
         "a higher limits.replay_body_bytes",
     ),
+    "memory": lambda s: Telling(
+        f"memory was short, so the copy of the request body ({s.request_bytes:,} bytes) was given up.",
+        "limits.memory_bytes",
+        "a higher limits.memory_bytes, or fewer large bodies at a time",
+    ),
     "response_started": lambda s: Telling(
         "the app had already got the first bytes of the answer.",
         "after the first byte of an answer nothing is sent again",

@@ -67,6 +67,12 @@ class Scene:
     def downstream_connections(self) -> int:
         return 7
 
+    def keeps(self) -> bool | None:
+        return None
+
+    def memory(self) -> tuple[dict[str, int], int, int]:
+        return {"bodies": 1, "answers": 2, "unwritten": 3}, 4, 5
+
     def label_overflows(self) -> int:
         return self.waiting
 

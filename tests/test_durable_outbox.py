@@ -14,12 +14,16 @@ from typing import Any
 
 import pytest
 
+from config.durable import DeadLetterStore
 from config.durable import Outbox as Rules
+from config.errors import registry
 from config.idempotency import Idempotency
 from sidecar.durable.bodies import Bodies
+from sidecar.durable.deadletter import DeadLetters
 from sidecar.durable.delivery import Found, Sent
 from sidecar.durable.entry import Answer
 from sidecar.durable.jobs import Jobs, Submission, Wanted
+from sidecar.durable.listing import Listing
 from sidecar.durable.outbox import Outbox, Terms
 from sidecar.durable.outbox_rows import Delivery
 from sidecar.durable.seal import load_keyring
@@ -29,7 +33,9 @@ from telemetry.metrics import Stored
 from telemetry.record import NOT_CONNECTED, SENT
 from telemetry.redact import Redactor
 from tests.durability.faults import Wires, disk_error
-from tests.durability.rigs import START, Told, opened
+from tests.durability.rigs import START, Told, failed, opened
+
+MIB = 1_048_576
 
 RECONCILE = {"url": "https://mail.test/messages/{key}"}
 LOST = Sent(ok=False, code="NETWORK_TIMEOUT", phase=SENT, message="no answer, token=canary")
@@ -303,10 +309,17 @@ async def test_nothing_is_promised_that_was_not_written(tmp_path: Path) -> None:
 
 async def test_the_outbox_has_a_bound(tmp_path: Path) -> None:
     async with outbox_in(tmp_path) as rig:
-        jobs = Jobs(rig.outbox, max_bytes=1000)
-        await jobs.submit(submission("a", "b", "c"))
-        with pytest.raises(NotKept, match="let it drain"):
-            await jobs.submit(submission("d", key="j2"))
+        store = DeadLetterStore(max_bytes=1_048_576)
+        letters = DeadLetters(rig.store, rig.outbox.keyring, settings=store, registry=registry())
+        jobs = Jobs(rig.outbox, letters.check_room)
+        with pytest.raises(NotKept, match="let the outbox drain"):
+            await jobs.submit(Submission("big", "s", [Wanted("a", "mail", "POST", "https://x.test/", body=b"x" * MIB)]))
+        half = Wanted("b", "mail", "POST", "https://x.test/", body=b"x" * (MIB // 2))
+        await jobs.submit(Submission("half", "s2", [half]))
+        kept = Listing(letters)
+        assert MIB // 2 < (await kept.refresh()).bytes < MIB
+        with pytest.raises(NotKept, match="dead letters and deliveries take"):  # what the outbox has, letters have not
+            await letters.keep(failed(1, body=b"x" * 600_000, body_size=600_000))
 
 
 async def test_jobs_are_listed_in_pages_newest_first(tmp_path: Path) -> None:

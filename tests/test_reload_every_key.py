@@ -166,6 +166,7 @@ KEYS: dict[str, Any] = {
     "limits": {
         "replay_body_bytes": to(1_315_107, 70_001),
         "buffer_response_bytes": to(1_315_207, 70_002),
+        "memory_bytes": to(1_315_907, 100_000_003),
         "auto_upstreams": to(1_315_307, 73),
         "connections": to(1_315_407, 998),
         "admin_connections": to(127, 126),

@@ -72,6 +72,9 @@ CONTRACT = {
     "rate_limit_gate_pauses_total": "upstream",
     "requests_in_flight": "upstream",
     "downstream_connections": "",
+    "memory_held_bytes": "kind",
+    "memory_limit_bytes": "",
+    "request_bodies_given_up_total": "",
     "upstream_connections": "upstream state",
     "upstream_connects_total": "upstream result",
     "upstream_connection_wait_seconds": "upstream",
@@ -478,6 +481,9 @@ class Facts:
 
     def downstream_connections(self) -> int:
         return 7
+
+    def memory(self) -> tuple[dict[str, int], int, int]:
+        return {"bodies": 1, "answers": 2, "unwritten": 3}, 4, 5
 
     def label_overflows(self) -> int:
         return 2

@@ -213,6 +213,22 @@ def _traffic() -> Line:
                 Query("sum by (instance) (sidecar_downstream_connections{$I})", "{{instance}}"),
             ),
             series(
+                "Memory held for requests",
+                "Request bodies kept for another attempt, answers that wait for their app, and what waits to be "
+                "written to disk. At the limit (limits.memory_bytes) new requests with a body get 503; before that the "
+                "largest bodies give up their copy, and cannot be sent again.",
+                "bytes",
+                Query("sum by (instance, kind) (sidecar_memory_held_bytes{$I})", "{{kind}}"),
+                Query("max by (instance) (sidecar_memory_limit_bytes{$I})", "limit"),
+            ),
+            series(
+                "Bodies not kept for lack of memory",
+                "Request bodies whose copy for another attempt had to go: had they failed, nothing would have been "
+                "sent again.",
+                "ops",
+                Query("sum by (instance) (rate(sidecar_request_bodies_given_up_total{$I}[$W]))", "{{instance}}"),
+            ),
+            series(
                 "Tunnels by result",
                 "CONNECT and Upgrade tunnels that ended; nothing inside them can be seen or retried.",
                 "ops",

@@ -132,8 +132,8 @@ def _failures() -> Line:
                 "Retries not made, by reason",
                 "Failures that could have been retried and were not. not_resendable: send an Idempotency-Key. budget: "
                 "too many fail. deadline: total_timeout is too short for the backoff. body_too_large: "
-                "limits.replay_body_bytes. attempts: max_attempts is used up. `sidecar explain SESSION_ID` says it "
-                "for one session.",
+                "limits.replay_body_bytes. memory: limits.memory_bytes. attempts: max_attempts is used up. `sidecar "
+                "explain SESSION_ID` says it for one session.",
                 "reqps",
                 Query("sum by (reason) (rate(sidecar_retries_suppressed_total{$S}[$W]))", "{{reason}}"),
                 stacked=True,

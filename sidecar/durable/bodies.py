@@ -12,6 +12,7 @@ import errno
 import hashlib
 import re
 import sqlite3
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ class Spool:
         self._file: _Writing | None = None
         self._hash = hashlib.sha256()
         self.size = 0
+        self._counted = 0
 
     async def write(self, data: bytes) -> None:
         """Raises NotKept when the body is too large or the disk in trouble; the spool is then gone."""
@@ -75,8 +77,26 @@ class Spool:
         self._buffer += data
         if self._file is None and len(self._buffer) > INLINE:
             self._file = await self._guarded(lambda: self._bodies.begin(self._host, self._ident))
+        if self._file is not None:
+            await self._count()
         if self._file is not None and len(self._buffer) >= CHUNK * _PER_HOP:
             await self._flush(last=False)
+
+    async def _count(self) -> None:
+        bodies = self._bodies
+        bodies.spooled += self.size - self._counted
+        self._counted = self.size
+        if bodies.spooled + bodies.used > bodies.most():
+            await self.abort()
+            raise NotKept(
+                "full",
+                f"what is kept and being written takes more than `dead_letter.max_bytes` ({bodies.most()})",
+                "replay or discard entries, let the outbox drain, or raise the limit",
+            )
+
+    def _uncount(self) -> None:
+        self._bodies.spooled -= self._counted
+        self._counted = 0
 
     async def finish(self) -> bytes | BodyFile:
         """The body: its bytes, or its file, which is kept if a row that refers to it is committed."""
@@ -85,11 +105,13 @@ class Spool:
         await self._flush(last=True)
         file = self._file
         name, stored = await self._guarded(file.finish)
+        self._uncount()
         self._file = None
         return BodyFile(name, self.size, stored, self._hash.hexdigest())
 
     async def abort(self) -> None:
         file, self._file = self._file, None
+        self._uncount()
         self._buffer.clear()
         if file is not None:
             await self._bodies.store.in_thread(file.abort)
@@ -114,7 +136,13 @@ class Spool:
 class Bodies:
     """The folder of bodies."""
 
-    def __init__(self, store: Store, keyring: Keyring) -> None:
+    def __init__(self, store: Store, keyring: Keyring, most: Callable[[], int] = lambda: sys.maxsize) -> None:
+        """`most`: how many bytes may be kept in all, `dead_letter.max_bytes`."""
+        self.most = most
+        self.used = 0
+        """Of these, as it was last counted."""
+        self.spooled = 0
+        """Bytes of bodies that are being written and belong to no row yet."""
         self.store = store
         self.keyring = keyring
         self.folder = store.directory / BODIES

@@ -73,7 +73,7 @@ class DeadLetters:
     ) -> None:
         self.store = store
         self.keyring = keyring
-        self.bodies = Bodies(store, keyring)
+        self.bodies = Bodies(store, keyring, lambda: self.settings.max_bytes)
         self.payloads = Payloads(keyring, self.bodies)
         self.settings = settings
         self.registry = registry
@@ -148,12 +148,15 @@ class DeadLetters:
         return Kept(row.entry.dlq_id, created=True)
 
     def check_room(self, connection: sqlite3.Connection, grows: int) -> None:
-        used = connection.execute("SELECT bytes FROM totals WHERE name = 'dead_letters'").fetchone()[0]
-        if used + grows > self.settings.max_bytes:
+        """One budget for all that is kept: dead letters, deliveries, and bodies on their way to the disk."""
+        most = self.settings.max_bytes
+        used = self.bodies.used = rows.bytes_kept(connection)
+        if used + self.bodies.spooled + grows > most:
             raise NotKept(
                 "full",
-                f"dead letters take {used} bytes, and `dead_letter.max_bytes` is {self.settings.max_bytes}",
-                "replay or discard entries, or raise the limit",
+                f"dead letters and deliveries take {used + self.bodies.spooled} bytes, and `dead_letter.max_bytes` is "
+                f"{most}",
+                "replay or discard entries, let the outbox drain, or raise the limit",
             )
 
     def _twin(self, connection: sqlite3.Connection, row: Row) -> Row | None:

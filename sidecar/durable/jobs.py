@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -23,7 +23,7 @@ from sidecar.durable.delivery import JOB_STATES, Next
 from sidecar.durable.entry import Fields, host_of
 from sidecar.durable.outbox import Outbox
 from sidecar.durable.outbox_rows import Row
-from sidecar.durable.trouble import BadInput, Damaged, NoSuchThing, NotKept, NotNow, OtherPayload
+from sidecar.durable.trouble import BadInput, Damaged, NoSuchThing, NotNow, OtherPayload
 from telemetry.timestamps import rfc3339
 
 _MOST_DELIVERIES = 1000
@@ -85,12 +85,19 @@ class _Sealed:
     file: BodyFile | None
 
 
+def _grows(one: _Sealed) -> int:
+    return 500 + len(one.request) + len(one.body or b"") + (one.file.stored if one.file is not None else 0)
+
+
 class Jobs:
     """For the admin port and for `Prefer: respond-async`."""
 
-    def __init__(self, outbox: Outbox, *, max_bytes: int = 1_073_741_824) -> None:
+    def __init__(
+        self, outbox: Outbox, check_room: Callable[[sqlite3.Connection, int], None] = lambda connection, grows: None
+    ) -> None:
+        """`check_room` raises NotKept when so many bytes more are too many: what is kept shares one budget."""
         self._outbox = outbox
-        self._max_bytes = max_bytes
+        self._check_room = check_room
 
     # ---- in ------------------------------------------------------------------------------------------------------
 
@@ -104,7 +111,7 @@ class Jobs:
         try:
             job_id, created, used = await outbox.store.write(
                 lambda connection: self._insert(connection, submission, sealed),
-                grows=sum(500 + len(one.request) + len(one.body or b"") for one in sealed),
+                grows=sum(map(_grows, sealed)),
             )
         finally:
             for name in used:
@@ -149,9 +156,7 @@ class Jobs:
                 )
             return known[0], False, set()
         self._check_version(connection, submission)
-        (used_bytes,) = connection.execute("SELECT bytes FROM totals WHERE name = 'deliveries'").fetchone()
-        if used_bytes > self._max_bytes:
-            raise NotKept("full", f"the outbox takes {used_bytes} bytes, all it may", "let it drain, or resolve jobs")
+        self._check_room(connection, sum(map(_grows, sealed)))
         job_id, now, used = f"job_{clock.unguessable(16)}", self._outbox.now(), set[str]()
         connection.execute(
             "INSERT INTO jobs (job_id, idempotency_key, subject, version, state, created_at) "

@@ -142,7 +142,7 @@ class Durable:
             redactor=redactor,
             **{name: value for name, value in given.items() if value is not None},
         )
-        self.jobs = Jobs(self.outbox)
+        self.jobs = Jobs(self.outbox, self.letters.check_room)
         self._outbox_keep = outbox_keep
 
     def configure(self, settings: DeadLetterStore, registry: Mapping[str, ErrorCode]) -> None:

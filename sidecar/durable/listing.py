@@ -49,10 +49,13 @@ class Stats:
     oldest: dict[str, float] = field(default_factory=dict)
     """Upstream → when its oldest waiting entry was made."""
     disk_free: int = 0
+    deliveries_bytes: int = 0
+    """What the outbox takes of the same budget."""
 
     @property
     def bytes(self) -> int:
-        return sum(group.bytes for group in self.groups)
+        """All that counts towards `dead_letter.max_bytes`."""
+        return sum(group.bytes for group in self.groups) + self.deliveries_bytes
 
     @property
     def waiting(self) -> dict[str, int]:
@@ -253,4 +256,5 @@ def _stats(connection: sqlite3.Connection) -> Stats:
             if seq is not None:
                 made_at = (seq >> SEQ_SHIFT) / 1000
                 stats.oldest[group.upstream] = min(made_at, stats.oldest.get(group.upstream, made_at))
+    (stats.deliveries_bytes,) = connection.execute("SELECT bytes FROM totals WHERE name = 'deliveries'").fetchone()
     return stats

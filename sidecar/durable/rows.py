@@ -206,3 +206,9 @@ def quarantine(connection: sqlite3.Connection, seq: int, why: str, at: float) ->
     )
     connection.execute("DELETE FROM payloads WHERE seq = ?", (seq,))
     connection.execute("DELETE FROM dead_letters WHERE seq = ?", (seq,))
+
+
+def bytes_kept(connection: sqlite3.Connection) -> int:
+    """Dead letters and deliveries together, bodies included."""
+    found = connection.execute("SELECT sum(bytes) FROM totals WHERE name IN ('dead_letters', 'deliveries')")
+    return int(found.fetchone()[0])

@@ -116,6 +116,11 @@ class Store:
         self._account.losses = ()
 
     @property
+    def waiting_bytes(self) -> int:
+        """Of what waits for its commit."""
+        return self._writer.waiting_bytes
+
+    @property
     def running(self) -> bool:
         return not self._closed
 

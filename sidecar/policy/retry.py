@@ -64,6 +64,7 @@ class Situation:
     __slots__ = (
         "attempts",
         "blamed",
+        "body_given_up",
         "body_kept",
         "draining",
         "ends_at",
@@ -104,6 +105,8 @@ class Situation:
         """The backoff before the attempt that failed."""
         self.body_kept = True
         """False once the request body has outgrown what is kept of it."""
+        self.body_given_up = False
+        """… or once memory was short, and what was kept of it had to go."""
         self.retries_enabled = True
         self.draining = False
         self.refused_for: float | None = None
@@ -191,6 +194,9 @@ def _forbidden(failure: Failure, situation: Situation, chosen: Chosen, entry: Er
     resend = resendable(failure, situation, chosen)
     if not resend.allowed:
         return Decision(None, "not_resendable", resend.rule, resend.remedy)
+    if situation.body_given_up:
+        rule = "limits.memory_bytes: memory was short, and the copy of the request body was given up"
+        return Decision(None, "memory", rule, "a higher limits.memory_bytes, or fewer large bodies at a time")
     if not situation.body_kept:
         rule = "limits.replay_body_bytes: the request body is larger"
         return Decision(None, "body_too_large", rule, "a higher limits.replay_body_bytes")

@@ -147,6 +147,11 @@ class Directory:
         for state in self.states():
             state.sweep(now)
 
+    def bytes_waiting(self) -> int:
+        """Of answers whose apps do not take them as fast as they come."""
+        pools = (pool for state in self.states() for pool in state.pools.values())
+        return sum(len(data) for pool in pools for connection in pool.active for data in connection.waiting)
+
     def close(self) -> None:
         for state in self.states():
             state.close()
