@@ -82,6 +82,14 @@ dashboards/grafana/node_modules/.package-lock.json: dashboards/grafana/package-l
 reloads: $(VENV)/.installed-dev ## two hundred reloads under load, every second file wrong: no request notices
 	@$(PY) -m tests.reloads $(ARGS)
 
+.PHONY: storm
+storm: $(VENV)/.installed-dev ## two minutes of 300 apps, upstreams that say too much, reloads: no app gets a byte meant for another
+	@$(PY) -m tests.signed $(ARGS)
+
+.PHONY: fuzz
+fuzz: $(VENV)/.installed-dev ## 200,000 messages: what our parsers accept, a model of RFC 9112 accepts with the same bodies
+	@$(PY) -m tests.framing.fuzz $(ARGS)
+
 .PHONY: ledger
 ledger: $(VENV)/.installed-dev ## 2,000 requests that fail at every send phase, then all that is safe is replayed
 	@LEDGER_ENTRIES=2000 $(PY) -m pytest -q tests/durability/test_ledger.py

@@ -107,7 +107,8 @@ async def _app(address: tuple[str, int], number: int, found: Found, over: asynci
         app.close()
 
 
-async def _reload(process: Process, text: str) -> int:
+async def reload(process: Process, text: str) -> int:
+    """Other settings for a running sidecar: the status of the answer."""
     new = process.config.with_suffix(".new")
     await asyncio.to_thread(new.write_text, text)
     await asyncio.to_thread(new.rename, process.config)
@@ -131,7 +132,7 @@ async def run(reloads: int, folder: Path) -> Found:
         for number in range(reloads):
             good = number % 2 == 0
             text = files["b" if number % 4 == 0 else "a"] if good else _BAD[number // 2 % len(_BAD)]
-            status = await _reload(process, text)
+            status = await reload(process, text)
             found.reloads["taken" if status == 200 else "refused"] += 1
             if status != (200 if good else 409):
                 found.wrong[f"a {'good' if good else 'bad'} file was answered with {status}"] += 1

@@ -11,8 +11,9 @@ import pytest_asyncio
 from tests.conftest import Running
 from tests.differential import rules
 from tests.differential.case import Case, cases
-from tests.differential.through import HOST, Wire, sidecar_before
+from tests.differential.through import HOST, sidecar_before
 from tests.doubles.upstream import Talk, Upstream, answer
+from tests.doubles.wire import Wire
 from tests.framing import rfc9112
 from tests.framing.rfc9112 import Message
 
