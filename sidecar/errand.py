@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sidecar.durable.entry import Answer
     from sidecar.inbound import Downstream
     from sidecar.proxy import Proxy
+    from sidecar.upstream.connection import UpstreamConnection
     from sidecar.upstream.destination import Destination
     from sidecar.upstream.endpoints import UpstreamState
 
@@ -111,6 +112,8 @@ class Captured(AppSink):
         self.pieces = b""
         self.count = 0
         self.full = False
+
+    said_done = False
 
     def body(self, data: bytes) -> bool:
         if self.count < self._limit:
@@ -313,6 +316,9 @@ class Sending(Exchange):
 
         self.answer = Answer(status, [field_of(line) for line in lines], body[:_ANSWER_KEPT])
 
+    async def _seen_out(self, connection: UpstreamConnection, sink: AppSink) -> bool:
+        return False  # nobody has left: it was stopped
+
     async def _stream(self, sink: AppSink) -> None:
         await super()._stream(sink)
         if self._captured is not None and self.answer is not None:
@@ -333,10 +339,10 @@ class Sending(Exchange):
     def _write_error(self, *_: object, **__: object) -> None:
         """Nobody reads it; the record says the same."""
 
-    def _settle(self) -> None:
+    def _settle(self, now: float) -> None:
         record = self.record
         outcome, record.outcome = record.outcome, ""  # not a session of an app: not counted as one
-        super()._settle()
+        super()._settle(now)
         record.outcome = outcome
         if outcome:
             self._proxy.signals.errand_ended(self._errand, self._complete_record)

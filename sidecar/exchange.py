@@ -88,7 +88,7 @@ class Exchange(Posting):
         return body is not None and not body.finished
 
     async def run(self) -> None:
-        record = self.record
+        record, sink = self.record, None
         try:
             client = self._client
             find = client.find_destination if self._request.method != "CONNECT" else client.find_tunnel
@@ -140,7 +140,7 @@ class Exchange(Posting):
             await self._keep_internal()
             self._answer_internal(error)
         finally:
-            self._settle()
+            self._settle(clock.monotonic() if sink is None else self._streamed_until())
 
     def never_begun(self) -> None:
         """The app has left before its turn came: a request it made, and no more."""
@@ -156,7 +156,7 @@ class Exchange(Posting):
         except (Refused, AnsweredHere):
             pass
         self._trace_anyway()
-        self._settle()
+        self._settle(clock.monotonic())
 
     # ---- attempts --------------------------------------------------------------------------------------------
 
@@ -345,10 +345,10 @@ class Exchange(Posting):
 
     # ---- settle ----------------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
+    def _settle(self, now: float) -> None:
         """Nothing of this exchange stays behind, and the record goes to telemetry."""
         record = self.record
-        record.ended = now = clock.monotonic()
+        record.ended = now
         if self._upload is not None:
             if not self._upload.done():
                 self.keep_alive = False

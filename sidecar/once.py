@@ -18,6 +18,7 @@ from sidecar.headers import field_of
 from sidecar.keeping import Keeping
 from sidecar.policy.resend import APP_KEY, IDEMPOTENT, READS, honoured
 from sidecar.relay import AppSink
+from telemetry.record import left_of
 
 if TYPE_CHECKING:
     from sidecar.durable.idempotency import Call, Gate, Hit, Proceed, Refuse, Response
@@ -170,9 +171,10 @@ class Once(Keeping):
         await self._stream(copying)
         if self.record.outcome in _DONE:
             await self._remember_streamed(connection, copying.copy)
-            if self._client.transport is None:
+            if self._client.transport is not None:
+                copying.finish()
+            elif left_of(self.record) is None and not copying.said_done:
                 raise asyncio.CancelledError  # the app left while the end of its answer was held back
-            copying.finish()
 
     async def _remember_streamed(self, connection: UpstreamConnection, body: bytes | None) -> None:
         self._connection = connection  # for its head only: it was given back
@@ -248,7 +250,7 @@ class CopyingSink(AppSink):
     __slots__ = ("_held", "_limit", "_pieces", "_trailers")
 
     def __init__(self, sink: AppSink, limit: int) -> None:
-        super().__init__(sink.transport, sink.framing)
+        super().__init__(sink.transport, sink.framing, events=sink.tail is not None)
         self._limit = limit
         self._pieces: list[bytes] | None = []
         self._held = b""

@@ -1,7 +1,9 @@
 """The part of an exchange that passes an upstream's answer on: whole, as a stream, or as a tunnel.
 
 Law: an answer once begun is finished or visibly broken off (R13). The upstream's connection is given back only
-after its answer has been read to the end; a connection that became a tunnel belongs to the tunnel.
+after its answer has been read to the end; a connection that became a tunnel belongs to the tunnel. An app that leaves
+when it has all that it asked for has been served: what is left of the answer is read for a moment, for the sake of the
+connection.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ from sidecar.policy.concurrency import Place
 from sidecar.tunnel import Side, Tunnel, check_room
 from sidecar.upstream.connection import UpstreamConnection
 from sidecar.upstream.destination import Choice
-from telemetry.record import CONNECTED, SENT, Attempt
+from telemetry.record import CONNECTED, SENT, Attempt, Left, left_of
+
+# For what is left of an answer whose app has left.
+_REST_SECONDS = 0.5
+_REST_BYTES = 65_536
 
 
 class PassedOn(OwnAnswers):
@@ -106,7 +112,7 @@ class PassedOn(OwnAnswers):
             return None
         self._answered = True
         transport.write(begun)
-        return relay.AppSink(transport, framing)
+        return relay.AppSink(transport, framing, events=head.event_stream)
 
     async def _stream(self, sink: relay.AppSink) -> None:
         connection = self._connection
@@ -121,17 +127,49 @@ class PassedOn(OwnAnswers):
             if connection.failure is not None:
                 raise connection.taken_failure()
         except asyncio.CancelledError:
+            record.left = Left(clock.monotonic(), sink.count, sink.said_done)
+            served = await self._seen_out(connection, sink)
             self._drop_connection()  # at once: nobody takes its bytes while the rest is settled
-            raise
+            if not served:
+                raise
         except (AttemptFailed, UploadBroken) as broken:
             self._break_off(broken)
         else:
             sink.end(connection.trailers)
             self._give_back(connection)
         finally:
-            record.response_bytes = sink.count
-            record.attempts[-1].ended = clock.monotonic()
+            left = left_of(record)
+            record.response_bytes = sink.count if left is None else left.bytes
+            record.attempts[-1].ended = self._streamed_until()
             client.stream_ended()
+
+    def _streamed_until(self) -> float:
+        """For the app."""
+        left = left_of(self.record)
+        return clock.monotonic() if left is None else left.at
+
+    async def _seen_out(self, connection: UpstreamConnection, sink: relay.AppSink) -> bool:
+        """The app has left. Had it all that it asked for? Yes if the stream had said that it is over, or if its end
+        comes within a moment; not if it was told how long the answer is, or was slower than the answer."""
+        done = sink.said_done
+        if not done and (sink.full or sink.framing.length is not None or self._proxy.draining):
+            return False
+        rest = relay.Rest(sink, _REST_BYTES)
+        await self.become_task()
+        try:
+            async with asyncio.timeout(_REST_SECONDS):
+                connection.stream_to(rest)
+                if not connection.ready:
+                    await self.parked()
+        except (TimeoutError, asyncio.CancelledError):
+            pass
+        if connection.complete and connection.failure is None and not rest.too_much:
+            sink.end(connection.trailers)
+            self._give_back(connection)
+            return True
+        if done:
+            self._report(True, self.record.attempts[-1].ended)
+        return done
 
     def _break_off(self, broken: AttemptFailed | UploadBroken) -> None:
         """The answer has begun and cannot be finished. The breaker hears of it if it was the upstream's fault."""

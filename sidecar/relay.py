@@ -8,6 +8,7 @@ fewer come, that is a fault of the sidecar, and the connection is cut instead of
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     import asyncio
 
 _SMALL_CHUNK = 16_384
+_TAIL = 64
+# How streams of language models end; their clients close the connection when they have read it.
+_LAST_EVENT = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\] *[\r\n]+\Z")
 
 
 def sidecar_lines(record: Session, upstream_lines: bytes) -> bytes:
@@ -98,9 +102,11 @@ def interim(status: int, reason: bytes, fields: ResponseFields, via_line: bytes)
 class AppSink:
     """Pushes body bytes into the app's connection."""
 
-    __slots__ = ("chunked", "count", "framing", "full", "transport")
+    __slots__ = ("chunked", "count", "framing", "full", "tail", "transport")
 
-    def __init__(self, transport: asyncio.Transport, framing: Framing) -> None:
+    def __init__(self, transport: asyncio.Transport, framing: Framing, *, events: bool = False) -> None:
+        """`events`: the answer is a stream of events, which can say itself that it is over."""
+        self.tail = b"" if events else None
         self.transport = transport
         self.framing = framing
         self.chunked = framing.chunked
@@ -113,6 +119,8 @@ class AppSink:
         length = self.framing.length
         if length is not None and self.count > length:
             return self.full  # not a byte more; `end` says what this is
+        if self.tail is not None:
+            self.tail = data[-_TAIL:] if size >= _TAIL else (self.tail + data)[-_TAIL:]
         transport = self.transport
         if not self.chunked:
             transport.write(data)
@@ -124,6 +132,11 @@ class AppSink:
             transport.write(CRLF)
         return self.full
 
+    @property
+    def said_done(self) -> bool:
+        """The last event has been written."""
+        return self.tail is not None and _LAST_EVENT.search(self.tail) is not None
+
     def pending(self) -> int:
         return self.transport.get_write_buffer_size()
 
@@ -132,6 +145,32 @@ class AppSink:
         self.framing.check(self.count)
         if self.chunked:
             self.transport.write(b"0\r\n%b\r\n" % (trailer_lines(trailers) if trailers else b""))
+
+
+class Rest(AppSink):
+    """Of an answer whose app has left: goes where the rest went, for whoever keeps a copy, and no further than `most`
+    bytes."""
+
+    __slots__ = ("_most", "_sink")
+
+    def __init__(self, sink: AppSink, most: int) -> None:
+        self._sink = sink
+        self._most = most
+        self.count = 0
+
+    @property
+    def too_much(self) -> bool:
+        return self.count > self._most
+
+    def body(self, data: bytes) -> bool:
+        self.count += len(data)
+        if self.too_much:
+            return True  # nothing more is read
+        self._sink.body(data)
+        return False
+
+    def pending(self) -> int:
+        return 0
 
 
 def cut_off(transport: asyncio.Transport, *, reset: bool) -> None:

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from telemetry.record import (
     CONNECTED,
+    GOOD,
     NOT_CONNECTED,
     Attempt,
     Decision,
     Session,
+    left_of,
     trace_id_of,
     unkept_of,
     unprotected_of,
@@ -25,6 +27,7 @@ from telemetry.sentences import (
     HOW_FAR,
     IDEMPOTENT,
     LAST_WORDS,
+    LEFT_SERVED,
     REASON_OF,
     REASONS,
     Telling,
@@ -265,6 +268,9 @@ class _Story:
                 f"It is kept because it took longer than {seconds(self._slow)}, although nothing went wrong.",
                 rule=f"telemetry.slow_threshold: {self._slow:g}",
             )
+        left = left_of(session)
+        if left is not None and session.outcome in GOOD:
+            self._tell(LEFT_SERVED[left.done])
         for why in (unprotected_of(session), unkept_of(session)):
             if why is not None and why is unkept_of(session) and session.dlq_id is not None:
                 self._tell(

@@ -59,6 +59,16 @@ class Decision(NamedTuple):
     """Retry: why the request may be sent again."""
 
 
+class Left(NamedTuple):
+    """The app closed its connection in the middle of the answer."""
+
+    at: float
+    bytes: int
+    """Of the body, that it had been sent."""
+    done: bool
+    """The stream had said that it is over."""
+
+
 class Attempt:
     """One try at one endpoint."""
 
@@ -133,6 +143,7 @@ class Session:
         "fallback_from",
         "forwarded",
         "host",
+        "left",
         "message",
         "method",
         "operation",
@@ -190,6 +201,8 @@ class Session:
         """Why it should have been kept as a dead letter and was not, in words. Set only then: see `unkept_of`."""
         self.unprotected: str | None
         """Why its key was not checked, or the outbox did not take it. Set only then: see `unprotected_of`."""
+        self.left: Left
+        """Set only when the app left in the middle of its answer: see `left_of`."""
         self.origin: Trace | None = None
         """Of a replay: the trace in which the request was first made."""
         # Filled only for sessions that are kept (see telemetry/sessions.py), so that healthy ones pay nothing.
@@ -250,3 +263,8 @@ def unkept_of(session: Session) -> str | None:
 def unprotected_of(session: Session) -> str | None:
     """The same."""
     return getattr(session, "unprotected", None)
+
+
+def left_of(session: Session) -> Left | None:
+    """The same."""
+    return getattr(session, "left", None)

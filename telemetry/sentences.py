@@ -212,6 +212,18 @@ def _breaker_open(session: Session, redactor: Redactor) -> str:
     return f"{_answer(session)} at once, without a call: {_with_reason(session, redactor)}."
 
 
+LEFT_SERVED = {
+    True: (
+        "The app closed its connection when it had been sent the last event (`data: [DONE]`): it had all that it asked "
+        "for, so this is no cancelled call."
+    ),
+    False: (
+        "The app closed its connection a moment before the upstream ended the answer: hardly anything was missing, so "
+        "this is no cancelled call."
+    ),
+}
+"""By whether the stream had said that it is over."""
+
 LAST_WORDS: dict[str, Callable[[Session, Redactor], str]] = {
     "first_try": lambda s, r: f"The app got {s.status} after {seconds(s.ended - s.started)}.",
     "recovered": lambda s, r: (
