@@ -292,7 +292,7 @@ async def test_verdicts_have_colours_on_a_terminal_and_lines_fit(sidecar: Runnin
     dlq_id = await keep(sidecar, upstream)
     shown = await on_terminal(90, "dlq", "list", SIDECAR_ADMIN=url(sidecar))
     assert "\x1b[32msafe\x1b[0m" in shown
-    assert dlq_id in shown
+    assert dlq_id[-8:] in shown
     assert 90 >= max(map(len, re.sub(r"\x1b\[\d*m", "", shown).splitlines()))
     one = await on_terminal(60, "dlq", "show", dlq_id, SIDECAR_ADMIN=url(sidecar))
     assert "\x1b[2mverdict      \x1b[0msafe: nothing was sent" in one

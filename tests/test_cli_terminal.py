@@ -9,11 +9,12 @@ import pty
 import struct
 import termios
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import TextIO
 
 import pytest
 
-from sidecar.cli.table import Cell, Column, Table
+from sidecar.cli.table import Cell, Column, Table, request_shortened, when
 from sidecar.cli.terminal import Terminal, printable
 
 COLUMNS = (
@@ -120,3 +121,34 @@ def test_lines_are_broken_between_words_and_indented() -> None:
 )
 def test_what_could_command_a_terminal_is_shown_as_what_it_is(text: object, safe: str) -> None:
     assert safe == printable(text)
+
+
+@pytest.mark.parametrize(
+    ("width", "told"),
+    [
+        (60, "POST https://api.a.test:8443/v1/orders/17/charges?expand=all"),
+        (40, "POST /v1/orders/17/charges?expand=all"),
+        (30, "POST /v1/orders/17/charges?…"),
+        (20, "POST …ers/17/charges"),
+        (8, "POST ht…"),
+    ],
+)
+def test_of_a_request_the_method_and_the_end_of_its_path_stay(width: int, told: str) -> None:
+    text = "POST https://api.a.test:8443/v1/orders/17/charges?expand=all"
+    assert (told, True) == (request_shortened(text, width), len(told) <= width)
+
+
+def test_what_can_be_said_briefly_is_before_anything_is_left_out() -> None:
+    columns = (Column("TIME (UTC)", importance=1, brief="UTC"), Column("ID", brief="ID"), Column("REST"))
+    rows = [[Cell("11-18 12:00:00", None, "12:00:00"), Cell("a" * 24, None, "a" * 8), Cell("r" * 30)]]
+    for width, cells in ((80, ["11-18", "12:00:00", "a" * 24]), (60, ["12:00:00", "a" * 8]), (45, ["a" * 8])):
+        stream = io.StringIO()
+        table = Table(Terminal(stream, {"COLUMNS": str(width)}), columns, rows)
+        table.show(rows)
+        assert [*cells, "r" * 30] == stream.getvalue().split()
+
+
+def test_a_time_of_today_is_briefly_the_clock_alone() -> None:
+    today = datetime.now(UTC).date().isoformat()
+    assert "09:30:15" == when(f"{today}T09:30:15.123Z").brief
+    assert ("01-29 09:30:15", "01-29 09:30") == (when("2026-01-29T09:30:15Z").text, when("2026-01-29T09:30:15Z").brief)

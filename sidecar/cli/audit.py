@@ -10,16 +10,16 @@ from typing import Any
 
 from sidecar.cli.admin import connect, telling_failures
 from sidecar.cli.listing import listed, tell
-from sidecar.cli.table import Cell, Column
+from sidecar.cli.table import Cell, Column, when
 from sidecar.cli.terminal import Terminal
 
 _COLUMNS = (
-    Column("TIME (UTC)"),
-    Column("WHO"),
+    Column("TIME (UTC)", brief="UTC"),
+    Column("WHO", flexible=True),
     Column("FROM", importance=1),
-    Column("WHAT"),
-    Column("BEFORE → AFTER", flexible=True, importance=3),
-    Column("REASON", flexible=True, importance=2),
+    Column("WHAT", flexible=True, narrow=20),
+    Column("BEFORE → AFTER", flexible=True, importance=2),
+    Column("REASON", flexible=True, importance=3, narrow=16),
 )
 _MOST_AT_ONCE = 1000
 _MOST_KEYS = 4
@@ -44,9 +44,8 @@ def audit(chosen: argparse.Namespace) -> int:
 
 def _row(entry: dict[str, Any]) -> Sequence[Cell]:
     claimed = entry["claimed_user"]
-    time = entry["timestamp"]
     return (
-        Cell(f"{time[5:10]} {time[11:19]}"),
+        when(entry["timestamp"]),
         Cell(entry["who"] if claimed is None else f"{entry['who']} ({claimed}?)"),
         Cell(entry["client"] or "-"),
         Cell(f"{entry['what']} {entry['about']}"),

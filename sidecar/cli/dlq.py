@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from sidecar.cli.admin import Admin, Failed, connect, telling_failures
 from sidecar.cli.listing import listed, must_be_upstreams, tell, whole_id
-from sidecar.cli.table import Cell, Column
+from sidecar.cli.table import Cell, Column, when
 from sidecar.cli.terminal import Terminal, printable
 
 Letter = dict[str, Any]
@@ -35,10 +35,10 @@ _LABEL = 13
 _VERDICTS = {"safe": "green", "unsafe": "red", "not_replayable": "red"}
 _STATUSES = {"completed": "green", "discarded": "dim", "failed": "red"}
 _COLUMNS = (
-    Column("KEPT (UTC)", importance=4),
-    Column("ID"),
-    Column("UPSTREAM", flexible=True, importance=5),
-    Column("REQUEST", flexible=True, importance=2),
+    Column("KEPT (UTC)", importance=4, brief="KEPT"),
+    Column("ID", brief="ID"),
+    Column("UPSTREAM", flexible=True, importance=2),
+    Column("REQUEST", flexible=True, importance=5, narrow=16, request=True),
     Column("ERROR CLASS", flexible=True, importance=6),
     Column("VERDICT"),
     Column("STATUS"),
@@ -90,8 +90,8 @@ def _list(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int:
 def _row(letter: Letter) -> Sequence[Cell]:
     status = letter["status"] + (" (escalated)" if letter["escalated"] else "")
     return (
-        Cell(time_of(letter["created_at"]), "dim"),
-        Cell(letter["dlq_id"]),
+        when(letter["created_at"]),
+        Cell(letter["dlq_id"], None, letter["dlq_id"].rpartition("_")[2]),
         Cell(letter["upstream"]),
         Cell(f"{letter['method']} {letter['url']}"),
         Cell(letter["error_class"]),

@@ -15,18 +15,18 @@ from typing import Any
 from urllib.parse import quote
 
 from sidecar.cli.admin import Admin, Failed
-from sidecar.cli.dlq import next_steps, path_of, time_of, which
+from sidecar.cli.dlq import next_steps, path_of, which
 from sidecar.cli.listing import listed, tell
 from sidecar.cli.progress import Progress
-from sidecar.cli.table import Cell, Column
+from sidecar.cli.table import Cell, Column, when
 from sidecar.cli.terminal import Terminal, printable
 
 _POLL = 0.25
 _LONGEST_REPLAY = 900.0
 _ENDED = ("done", "cancelled", "interrupted")
 _COLUMNS = (
-    Column("STARTED (UTC)", importance=2),
-    Column("ID"),
+    Column("STARTED (UTC)", importance=2, brief="STARTED"),
+    Column("ID", brief="ID"),
     Column("STATE"),
     Column("DONE", right=True),
     Column("OUTCOMES", flexible=True, importance=3),
@@ -196,8 +196,8 @@ def _list(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int:
     else:
         rows = [
             (
-                Cell(time_of(item["created_at"]), "dim"),
-                Cell(item["job_id"]),
+                when(item["created_at"]),
+                Cell(item["job_id"], None, item["job_id"][:8]),
                 Cell(item["state"], {"done": "green", "running": "cyan"}.get(item["state"], "yellow")),
                 Cell(f"{item['done']} of {item['total']}"),
                 Cell(_counted(item["outcomes"])),

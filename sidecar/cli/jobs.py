@@ -11,18 +11,18 @@ from urllib.parse import quote
 from sidecar.cli.admin import Admin, connect, telling_failures
 from sidecar.cli.dlq import time_of
 from sidecar.cli.listing import listed, tell, whole_id
-from sidecar.cli.table import Cell, Column, Table
+from sidecar.cli.table import Cell, Column, Table, when
 from sidecar.cli.terminal import Terminal, printable
 
 _LARGEST_PAGE = 500
 _COLOURS = {"succeeded": "green", "sent": "green", "failed": "red", "unknown": "yellow", "retryable_failed": "yellow"}
 _JOBS = (
-    Column("CREATED (UTC)", importance=2),
-    Column("JOB"),
+    Column("CREATED (UTC)", importance=3, brief="CREATED"),
+    Column("JOB", brief="JOB"),
     Column("SUBJECT", flexible=True, importance=1),
     Column("VERSION", importance=1, right=True),
     Column("UPSTREAM", flexible=True, importance=2),
-    Column("REQUEST", flexible=True, importance=4),
+    Column("REQUEST", flexible=True, importance=4, request=True),
     Column("STATE"),
     Column("FINISHED (UTC)", importance=1),
 )
@@ -30,7 +30,7 @@ _DELIVERIES = (
     Column("DELIVERY", right=True),
     Column("RECIPIENT", flexible=True, importance=3),
     Column("UPSTREAM", flexible=True, importance=2),
-    Column("REQUEST", flexible=True, importance=3),
+    Column("REQUEST", flexible=True, importance=3, request=True),
     Column("STATE"),
     Column("TRIES", importance=1, right=True),
     Column("NEXT (UTC)", importance=1),
@@ -95,8 +95,8 @@ def _list(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> None:
     else:
         rows = [
             (
-                Cell(time_of(job["created_at"]), "dim"),
-                Cell(job["job_id"]),
+                when(job["created_at"]),
+                Cell(job["job_id"], None, job["job_id"][:12]),
                 Cell(job["subject"]),
                 Cell(str(job["version"])),
                 Cell(job["upstream"]),

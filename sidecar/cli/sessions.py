@@ -15,7 +15,7 @@ from typing import Any
 
 from sidecar.cli.admin import Admin, connect, telling_failures
 from sidecar.cli.listing import listed, must_be_upstreams, tell
-from sidecar.cli.table import Cell, Column, Table
+from sidecar.cli.table import Cell, Column, Table, when
 from sidecar.cli.terminal import Terminal
 from telemetry.record import BAD, GOOD
 from telemetry.sentences import seconds
@@ -25,14 +25,14 @@ _MOST_PAGES = 10
 _POLL = 1.0
 _FILTERS = ("outcome", "upstream", "code", "trace", "since")
 _COLUMNS = (
-    Column("TIME (UTC)", importance=3),
-    Column("SESSION"),
-    Column("UPSTREAM", flexible=True, importance=4, least=10),
-    Column("REQUEST", flexible=True, importance=2, least=24),
+    Column("TIME (UTC)", importance=6, brief="UTC", least=8),
+    Column("SESSION", brief="SESSION", least=8),
+    Column("UPSTREAM", flexible=True, importance=2, least=10),
+    Column("REQUEST", flexible=True, importance=7, least=24, narrow=16, request=True),
     Column("OUTCOME", least=13),
-    Column("RESULT", flexible=True, importance=5, least=12),
-    Column("TRIES", importance=4, right=True),
-    Column("TOOK", importance=1, right=True, least=7),
+    Column("RESULT", flexible=True, importance=4, least=12),
+    Column("TRIES", importance=1, right=True),
+    Column("TOOK", importance=5, right=True, least=7),
 )
 
 Session = dict[str, Any]
@@ -101,10 +101,9 @@ def _row(session: Session) -> Sequence[Cell]:
     colour = "green" if outcome in GOOD else "red" if outcome in BAD else "yellow"
     error, result = session["final_error"], session["final_result"]
     shown = error["type"] if error is not None else str(result["status"]) if result is not None else "-"
-    start = session["start_time"]
     return (
-        Cell(f"{start[5:10]} {start[11:19]}", "dim"),
-        Cell(session["session_id"]),
+        when(session["start_time"]),
+        Cell(session["session_id"], None, session["session_id"][:8]),
         Cell(session["upstream"]),
         Cell(f"{session['method']} {session['url']}"),
         Cell(outcome, colour),
