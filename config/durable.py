@@ -18,8 +18,13 @@ from config.fields import Bytes, CodeName, Count, Delay, Flag, HeaderName, Metho
 from config.operations import SecretPath
 
 
-def _off(given: Any) -> Any:
-    return "off" if given is False else given  # YAML 1.1 reads a bare `off` as false
+def _drains(given: Any) -> Any:
+    given = "off" if given is False else given  # YAML 1.1 reads a bare `off` as false
+    words = [given] if isinstance(given, str) else given
+    known = ("on_close", "schedule") if isinstance(given, (list, tuple)) else ("off", "on_close", "schedule")
+    if not isinstance(words, (list, tuple)) or not words or not all(word in known for word in words):
+        raise ValueError("must be 'off', 'on_close' or 'schedule', or a list of the latter two")
+    return tuple(words) if isinstance(given, list) else given
 
 
 def _web_url(text: str) -> str:
@@ -59,6 +64,9 @@ def _without_credentials(url: str) -> str:
 SecretUrl = Annotated[str, AfterValidator(_web_url), PlainSerializer(_without_path, return_type=str)]
 """Whoever knows it may use it, as that of a chat room's hook: its path is used and never shown."""
 LookupUrl = Annotated[str, AfterValidator(_lookup_url), PlainSerializer(_without_credentials, return_type=str)]
+
+
+Drain = Literal["on_close", "schedule"]
 
 
 class DeadLetter(Section):
@@ -121,9 +129,12 @@ class Replay(Section):
     """With `live`: every caller uses the same credential, so the newest one seen fits all."""
     environment: Mapping[HeaderName, str] = Field(default_factory=dict)
     """With `environment`: header → name of the variable that holds its whole value."""
-    auto: Annotated[Literal["off", "on_close"], BeforeValidator(_off)] = "off"
-    """`on_close`: when the breaker closes, entries that are safe to replay go out by themselves, one first, then
-    more and more."""
+    auto: Annotated[Literal["off", "on_close", "schedule"] | tuple[Drain, ...], BeforeValidator(_drains)] = "off"
+    """When entries that are safe to replay go out by themselves, one first, then more and more. `on_close`: when the
+    breaker closes. `schedule`: every `every` seconds, which is for what failed where no breaker opened. A list:
+    both."""
+    every: Seconds = 300.0
+    """With `auto: schedule`: how often it is tried, in seconds."""
     require_remediation: Literal["all", "critical", "none"] = "critical"
     """Which entries need evidence of what was fixed before they are replayed; `critical`: those whose error code is
     CRITICAL."""
@@ -137,6 +148,10 @@ class Replay(Section):
     """How many replays may be under way at once."""
     lease: Seconds = 300.0
     """How long one replay may take before its claim on the entry ends, in seconds."""
+
+    def drains(self, when: str) -> bool:
+        """Whether `auto` names this occasion."""
+        return when in ((self.auto,) if isinstance(self.auto, str) else self.auto)
 
     @model_validator(mode="after")
     def _the_environment_is_named(self) -> Replay:

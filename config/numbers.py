@@ -22,6 +22,9 @@ def number_problems(settings: Settings) -> Iterator[Contradiction]:
     yield from _upstreams(settings)
 
 
+_BOUNDED = ("additive", "factor")
+
+
 class _Pair(NamedTuple):
     """Two keys of one policy that do not go together: the first is the one to point at."""
 
@@ -58,6 +61,10 @@ def _wrong_pairs(policy: Policy) -> Iterator[_Pair]:
         message = f"must be at least jitter_min ({policy.jitter_min:g}); raise it, or lower jitter_min"
         yield _Pair("jitter_max", "jitter_min", message)
 
+    if policy.jitter_type == "factor" and policy.jitter_max == 0:
+        message = "must be more than 0 with `jitter_type: factor`, as in 1.5: every wait is multiplied by it"
+        yield _Pair("jitter_max", "jitter_type", message)
+
 
 def _cut_attempts(policy: Policy, said: set[str]) -> Iterator[_Pair]:
     # Only where somebody wrote both: a default that is cut short by what was written harms nobody.
@@ -71,9 +78,10 @@ def _cut_attempts(policy: Policy, said: set[str]) -> Iterator[_Pair]:
 
 def _idle_jitter(policy: Policy) -> Iterator[_Pair]:
     for key in ("jitter_min", "jitter_max"):
-        if key in policy.model_fields_set and getattr(policy, key) > 0 and policy.jitter_type != "additive":
+        if key in policy.model_fields_set and getattr(policy, key) > 0 and policy.jitter_type not in _BOUNDED:
             message = (
-                f"only counts with `jitter_type: additive` (here it is {policy.jitter_type}); set that, or remove it"
+                f"only counts with `jitter_type: additive` or `factor` (here it is {policy.jitter_type}); set that, or "
+                "remove it"
             )
             yield _Pair(key, "jitter_type", message)
 

@@ -72,16 +72,17 @@ class Policy(Section):
     max_delay: Delay = 10.0
     """No wait is longer than this, in seconds, jitter included; at least base_delay. Only Retry-After may ask for
     more."""
-    jitter_type: Literal["none", "full", "equal", "decorrelated", "additive"] = "full"
+    jitter_type: Literal["none", "full", "equal", "decorrelated", "additive", "factor"] = "full"
     """How chance spreads the waits of many callers. `full`: the share jitter_amount of the wait is random. `equal`:
     half of that share. `decorrelated`: between base_delay and three times the previous wait. `additive`: between
-    jitter_min and jitter_max seconds on top. `none`: no chance at all."""
+    jitter_min and jitter_max seconds on top. `factor`: the wait times something between jitter_min and jitter_max, as
+    in 0.5 and 1.5 for half to one and a half of it, or 1 and 1.1 for up to a tenth on top. `none`: no chance at all."""
     jitter_amount: Share = 1.0
     """The share of the wait that is random, from 0 to 1, for `full` and `equal`."""
     jitter_min: Delay = 0.0
-    """The least that `additive` jitter adds, in seconds."""
+    """The least that `additive` jitter adds, in seconds; the least that `factor` multiplies with."""
     jitter_max: Delay = 0.0
-    """The most that `additive` jitter adds, in seconds."""
+    """The most that `additive` jitter adds, in seconds; the most that `factor` multiplies with."""
     respect_retry_after: Flag = True
     """Wait at least as long as the upstream's Retry-After says."""
     retry_after_ceiling: Delay = 300.0

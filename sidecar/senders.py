@@ -50,6 +50,7 @@ class Senders:
             send_delivery=self.deliver,
             lookup=self.look_up,
             live_waiting=self._live_waiting,
+            refuses=self._refuses,
             on_event=self._told,
             stages=lambda: proxy.settings.stages,
             outbox_terms_of=kept.outbox_terms_of,
@@ -108,6 +109,17 @@ class Senders:
 
     def _live_waiting(self, upstream: str) -> bool:
         return any(state.turns.busy for state in self._proxy.directory.states() if state.label == upstream)
+
+    def _refuses(self, upstream: str) -> bool:
+        """Every breaker it could go through is open."""
+        now = clock.monotonic()
+        states = [
+            breaker.state(now)
+            for state in self._proxy.directory.states()
+            if state.label == upstream
+            for _, breaker in state.breakers()
+        ]
+        return bool(states) and all(state == "open" for state in states)
 
     # ---- the outbox ----------------------------------------------------------------------------------------------
 

@@ -197,7 +197,7 @@ def test_a_total_that_was_set_stands_beside_an_attempt_timeout_that_was_not(tmp_
         ("max_delay: 0.05", "max_delay", "must be at least base_delay (0.1)"),
         ("min_delay: 11", "min_delay", "must be at most max_delay (10)"),
         ("jitter_type: additive, jitter_min: 1", "jitter_max", "must be at least jitter_min (1)"),
-        ("jitter_max: 2", "jitter_max", "only counts with `jitter_type: additive` (here it is full)"),
+        ("jitter_max: 2", "jitter_max", "only counts with `jitter_type: additive` or `factor` (here it is full)"),
         ("attempt_timeout: 20, total_timeout: 10", "attempt_timeout", "(total_timeout: 10)"),
     ],
 )

@@ -20,6 +20,9 @@ def test_every_section_works_without_a_word() -> None:
 
 def test_an_off_that_yaml_reads_as_false_is_off() -> None:
     assert "off" == Replay.model_validate({"auto": False}).auto
+    for given, drains in (("off", ""), ("on_close", "on_close"), (["on_close", "schedule"], "on_close schedule")):
+        rules = Replay.model_validate({"auto": given})
+        assert drains.split() == [when for when in ("on_close", "schedule") if rules.drains(when)]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +34,7 @@ def test_an_off_that_yaml_reads_as_false_is_off() -> None:
         (DeadLetter, {"unknown": 1}, "Extra inputs"),
         (DeadLetterStore, {"notify_url": "ftp://x"}, "http:// or https://"),
         (DeadLetterStore, {"max_bytes": 10}, "greater than or equal to 1048576"),
-        (Replay, {"auto": True}, "'off' or 'on_close'"),
+        (Replay, {"auto": True}, "'off', 'on_close' or 'schedule'"),
         (Replay, {"credentials": "environment"}, "as in {Authorization: PAYMENTS_AUTHORIZATION}"),
         (NotificationId, {}, "either `header` or `json`"),
         (NotificationId, {"header": "x-id", "json": "id"}, "either `header` or `json`"),

@@ -442,7 +442,7 @@ async def test_unsafe_ones_go_out_only_when_forced_with_a_reason(tmp_path: Path)
             await replayer.start(Order(Filter(), force=True))
         shown = await ended(replayer, await replayer.start(Order(Filter(verdict=("unsafe",)))))
         assert {"skipped": 1} == shown["outcomes"]
-        assert "unsafe: " in next(iter(shown["skipped"]))
+        assert {"unsafe": 1} == shown["skipped"]
         await ended(replayer, await replayer.start(Order(Filter(), force=True, reason="not in their ledger")))
         assert [dlq_id] == [entry.dlq_id for entry in sender.sent]
 
@@ -503,8 +503,29 @@ async def test_a_failed_canary_pauses_the_job_until_somebody_looked(tmp_path: Pa
         assert {"completed": 4, "failed": 1} == shown["outcomes"]
 
 
-async def test_a_breaker_that_is_open_pauses_the_job_and_loses_no_replay(tmp_path: Path) -> None:
+async def test_a_job_waits_for_an_open_breaker_and_then_goes_on_by_itself(tmp_path: Path) -> None:
+    sender, refusing = Sender(), [True]
+    async with replaying(tmp_path, sender, refuses=lambda upstream: refusing[0]) as (rig, replayer, time, _events):
+        await fresh(rig)
+        job = await replayer.start(Order(Filter()))
+        await until(lambda: len(time.waited) > 20)
+        assert [] == sender.sent
+        assert "waiting for the breaker of payments" == (await replayer.job(job.job_id))["current"]
+        refusing[0] = False
+        assert {"completed": 1} == (await ended(replayer, job))["outcomes"]
+
+
+async def test_what_a_breaker_refused_all_the_same_is_sent_again_by_the_same_job(tmp_path: Path) -> None:
     sender = Sender(OK, Result(ok=False, code="CIRCUIT_OPEN", held_back=True))
+    async with replaying(tmp_path, sender, replay={"concurrency": 1}) as (rig, replayer, _, _events):
+        ids = [await fresh(rig, number) for number in range(3)]
+        job = await replayer.start(Order(Filter()))
+        assert {"completed": 3} == (await ended(replayer, job))["outcomes"]
+        assert [ids[0], ids[1], ids[1], ids[2]] == [entry.dlq_id for entry in sender.sent]
+
+
+async def test_what_else_holds_it_back_pauses_the_job(tmp_path: Path) -> None:
+    sender = Sender(OK, Result(ok=False, code="EGRESS_DENIED", held_back=True))
     async with replaying(tmp_path, sender, replay={"concurrency": 1}) as (rig, replayer, _, _events):
         ids = [await fresh(rig, number) for number in range(3)]
         job = await replayer.start(Order(Filter()))
@@ -513,6 +534,103 @@ async def test_a_breaker_that_is_open_pauses_the_job_and_loses_no_replay(tmp_pat
         assert ("pending", 0) == ((await rig.entry(ids[1])).status, (await rig.entry(ids[1])).replays)
         await replayer.act(job.job_id, "resume")
         assert {"completed": 2, "held_back": 1} == (await ended(replayer, job))["outcomes"]
+
+
+@pytest.mark.parametrize(("stop_after", "sent"), [(3, 3), (0, 8)])
+async def test_a_job_stops_after_so_many_failures_until_it_is_resumed(
+    tmp_path: Path, stop_after: int, sent: int
+) -> None:
+    sender = Sender(*[DOWN] * 8)
+    async with replaying(tmp_path, sender, replay={"concurrency": 1}) as (rig, replayer, _, _events):
+        for number in range(8):
+            await fresh(rig, number)
+        job = await replayer.start(Order(Filter(), ramp=False, stop_after=stop_after))
+        if stop_after:
+            await until(lambda: job.state == "paused")
+            assert (3, "3 replays failed (`stop_after`); look at them, then resume or cancel") == (
+                len(sender.sent),
+                job.why,
+            )
+            await replayer.act(job.job_id, "resume")
+            await until(lambda: job.state == "paused" and len(sender.sent) == 6)
+            await replayer.act(job.job_id, "resume")
+        assert {"failed": 8} == (await ended(replayer, job))["outcomes"]
+
+
+async def test_a_job_that_nobody_can_resume_ends_instead(tmp_path: Path) -> None:
+    async with replaying(tmp_path, Sender(DOWN), replay={"auto": "on_close"}) as (rig, replayer, _, _events):
+        for number in range(3):
+            await fresh(rig, number)
+        job = await replayer.breaker_closed("payments")
+        assert job is not None
+        shown = await ended(replayer, job)
+        assert ("cancelled", {"failed": 1}) == (shown["state"], shown["outcomes"])
+        again = await replayer.breaker_closed("payments")
+        assert again is not None, "it does not stand in the way of the next one"
+
+
+async def test_a_job_says_how_far_it_is_how_fast_and_for_how_long(tmp_path: Path) -> None:
+    sender = Sender()
+    async with replaying(tmp_path, sender, replay={"concurrency": 1}) as (rig, replayer, time, _events):
+        for number in range(4):
+            await fresh(rig, number)
+        hold = asyncio.Event()
+        third = asyncio.Event()
+
+        async def during(entry: Entry) -> None:
+            if len(sender.sent) == 3:
+                third.set()
+                await hold.wait()
+            await time.sleep(2.0)
+
+        sender.during = during
+        job = await replayer.start(Order(Filter(), ramp=False))
+        await third.wait()
+        shown = job.shown()
+        assert (50.0, 2, 4) == (shown["percent"], shown["done"], shown["total"])
+        assert shown["seconds_left"] == pytest.approx(2 / shown["per_second"], rel=0.02)
+        await fresh(rig, 10)
+        await fresh(rig, 11)
+        hold.set()
+        shown = await ended(replayer, job)
+        assert shown["done"] <= shown["total"]
+        assert (100.0, None) == (shown["percent"], shown["seconds_left"])
+
+
+async def test_reasons_are_counted_by_kind_not_by_entry(tmp_path: Path) -> None:
+    sender = Sender()
+    async with replaying(tmp_path, sender, replay={"concurrency": 1}) as (rig, replayer, _, _events):
+        ids = [await fresh(rig, number) for number in range(5)]
+        quicker = False
+
+        async def during(entry: Entry) -> None:
+            nonlocal quicker
+            if not quicker:
+                quicker = True
+                for dlq_id in ids[1:]:
+                    rig.now += 1.5  # each at another time
+                    await replayer.one(dlq_id, "somebody quicker")
+
+        sender.during = during
+        shown = await ended(replayer, await replayer.start(Order(Filter(), ramp=False)))
+        assert ({"completed": 1, "skipped": 4}, {"it already succeeded": 4}) == (shown["outcomes"], shown["skipped"])
+
+
+async def test_a_schedule_drains_where_no_breaker_ever_opened(tmp_path: Path) -> None:
+    rules = {"auto": ["schedule"], "every": 300.0}
+    async with replaying(tmp_path, Sender(), replay=rules) as (rig, replayer, time, _events):
+        await fresh(rig)
+        await replayer.scheduled()
+        assert [] == (await replayer.jobs())[0], "its time has not come"
+        await time.sleep(301.0)
+        await replayer.scheduled()
+        (shown,) = (await replayer.jobs())[0]
+        assert "auto: schedule" == shown["order"]["by"]
+        await until(lambda: not replayer._tasks)
+        assert {"completed": 1} == (await replayer.job(shown["job_id"]))["outcomes"]
+        await time.sleep(301.0)
+        await replayer.scheduled()
+        assert 1 == len((await replayer.jobs())[0]), "nothing waits, so no job is made"
 
 
 async def test_a_job_waits_while_live_calls_wait(tmp_path: Path) -> None:

@@ -78,6 +78,14 @@ def test_additive_jitter_comes_on_top() -> None:
     assert (1.5, 3.0) == (delay(added, 4, 0.0, lowest), delay(added, 4, 0.0, highest))
 
 
+def test_jitter_may_be_a_factor_of_the_wait() -> None:
+    half_to_half_more = policy(jitter_type="factor", jitter_min=0.5, jitter_max=1.5)
+    assert (0.5, 1.0, 1.5) == tuple(delay(half_to_half_more, 1, 0.0, chance) for chance in (lowest, halfway, highest))
+    tenth_more = policy(jitter_type="factor", jitter_min=1.0, jitter_max=1.1)
+    assert (4.0, pytest.approx(4.4)) == (delay(tenth_more, 3, 0.0, lowest), delay(tenth_more, 3, 0.0, highest))
+    assert 3.0 == delay(policy(jitter_type="factor", jitter_min=1.5, jitter_max=1.5, max_delay=3.0), 9, 0.0, highest)
+
+
 def test_the_cap_holds_after_additive_jitter() -> None:
     added = policy(jitter_type="additive", jitter_min=5.0, jitter_max=5.0, max_delay=4.0)
     assert 4.0 == delay(added, 1, 0.0, highest)

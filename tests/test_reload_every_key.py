@@ -118,6 +118,7 @@ UPSTREAM: dict[str, Any] = {
         "single_credential": to(False, True),
         "environment": to({"x-env-before": "A_BEFORE"}, {"x-env-after": "AFTER"}),
         "auto": to("off", "on_close"),
+        "every": to(71.07, 72.0),
         "require_remediation": to("all", "none"),
         "max_replays": to(1_314_407, 7),
         "stale_after": to(83_131.07, 83_132),

@@ -138,12 +138,15 @@ class DryRun(Answer):
     """Entries that fit the filter, by verdict."""
     would_replay: int
     """How many would go out."""
+    stop_after: int
+    """After so many failures it would pause until it is resumed; 0: never."""
     refused_in_first_page: Mapping[str, int]
     """Of the first of them: how many would not, and why."""
     first: tuple[str, ...]
     """The first that would go out."""
     breakers: Mapping[str, str]
-    """Upstreams whose breaker is not closed, with its state: replays to them are held back."""
+    """Upstreams whose breaker is not closed, with its state: replays to them wait until it lets calls through again,
+    then go on by themselves."""
 
 
 class ReplayShown(Answer):
@@ -156,9 +159,15 @@ class ReplayShown(Answer):
     """Of a state that nobody asked for."""
     current: str
     order: Mapping[str, Any]
-    """What was asked for: filter, rate, ramp, limit, force, reason, by."""
+    """What was asked for: filter, rate, ramp, limit, stop_after, force, reason, by."""
     total: int
     done: int
+    percent: float
+    """Of `total` that is done."""
+    per_second: float | None
+    """Replays so far, pauses left out; null before the first."""
+    seconds_left: float | None
+    """At that rate; null when it cannot be told, or when it has ended."""
     outcomes: Mapping[str, int]
     """completed, failed, escalated, held_back, skipped."""
     skipped: Mapping[str, int]

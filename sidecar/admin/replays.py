@@ -19,7 +19,7 @@ from sidecar.admin.letters_asked import Reason, Which
 from sidecar.admin.letters_shown import DryRun, ReplayedOne, ReplayPage, ReplayShown, ReplayStarted
 from sidecar.admin.problem import Problem, unknown
 from sidecar.admin.route import Call, Route, Told, json_response
-from sidecar.durable.replay_job import Order
+from sidecar.durable.replay_job import STOP_AFTER, Order
 from sidecar.durable.workflow import WAITING
 from sidecar.proxy import Proxy
 
@@ -59,6 +59,8 @@ class ReplayMany(Insisting):
     """One first; when it succeeded two at a time, four, and so on. The job pauses when the first one fails."""
     limit: Annotated[Number, Field(ge=1)] | None = None
     """At most so many, the oldest."""
+    stop_after: Annotated[Number, Field(ge=0, le=1_000_000)] = STOP_AFTER
+    """Pause after so many failed replays; 0: never."""
 
 
 class ReplaysQuery(Query):
@@ -134,13 +136,21 @@ class Replays:
             body.rate,
             body.ramp,
             body.limit,
+            body.stop_after,
             body.force,
             body.reason or "",
         )
         if durable is None:
             if not body.dry_run:
                 raise Problem(409, "CONFLICT", "there is nothing to replay: no dead letter has been kept so far")
-            nothing = DryRun(by_verdict={}, would_replay=0, refused_in_first_page={}, first=(), breakers={})
+            nothing = DryRun(
+                by_verdict={},
+                would_replay=0,
+                stop_after=body.stop_after,
+                refused_in_first_page={},
+                first=(),
+                breakers={},
+            )
             return ReplayStarted(dry_run=nothing, replay=None)
         replayer = _replayer(durable)
         if body.dry_run:

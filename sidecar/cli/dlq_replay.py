@@ -90,7 +90,11 @@ def _tell_one(terminal: Terminal, done: dict[str, Any]) -> None:
 
 def _many(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int:
     order: dict[str, Any] = {"filter": which(chosen), "force": chosen.force, "ramp": not chosen.no_ramp}
-    order |= {name: value for name in ("rate", "limit", "reason") if (value := getattr(chosen, name)) is not None}
+    order |= {
+        name: value
+        for name in ("rate", "limit", "stop_after", "reason")
+        if (value := getattr(chosen, name)) is not None
+    }
     would = admin.post("/dlq/replay", {**order, "dry_run": True})["dry_run"]
     if chosen.dry_run and chosen.json:
         terminal.line(json.dumps(would, indent=2))
@@ -135,7 +139,16 @@ def _tell_dry_run(terminal: Terminal, would: dict[str, Any], *, forced: bool) ->
         skipped = _counted(would["refused_in_first_page"]).replace("remediation", "without evidence of what was fixed")
         _say(terminal, f"Of the first of them these would be skipped: {skipped}.")
     for upstream, state in would["breakers"].items():
-        _say(terminal, f"The breaker of {upstream} is {state}: replays to it are held back until it closes.")
+        _say(
+            terminal,
+            f"The breaker of {upstream} is {state}: replays to it wait until it lets calls through again, and then go "
+            "on by themselves.",
+        )
+    if would["would_replay"] and would["stop_after"]:
+        _say(
+            terminal,
+            f"It pauses after {would['stop_after']} failures, until `sidecar dlq replays ID resume` (--stop-after N).",
+        )
 
 
 def follow(admin: Admin, job_id: str) -> dict[str, Any]:
@@ -144,7 +157,7 @@ def follow(admin: Admin, job_id: str) -> dict[str, Any]:
     progress = Progress(shown["total"])
     try:
         while shown["state"] == "running":
-            progress.show(shown["done"], _counted(shown["outcomes"]))
+            progress.show(shown["done"], _pace(shown))
             sleep(_POLL)
             shown = admin.get(_path(job_id))
     except KeyboardInterrupt:
@@ -154,6 +167,19 @@ def follow(admin: Admin, job_id: str) -> dict[str, Any]:
     finally:
         progress.end()
     return dict(shown)
+
+
+def _pace(shown: dict[str, Any]) -> str:
+    """How fast it goes, how long it will take, and what it waits for."""
+    words = [f"{shown['percent']:.0f} %"]
+    if shown["per_second"] is not None:
+        words.append(f"{shown['per_second']:g}/s")
+    if shown["seconds_left"]:
+        minutes, seconds = divmod(round(shown["seconds_left"]), 60)
+        words.append(f"{minutes} min {seconds} s left" if minutes else f"{seconds} s left")
+    if shown["current"].startswith("waiting"):
+        words.append(shown["current"])
+    return ", ".join([*words, _counted(shown["outcomes"])]).rstrip(", ")
 
 
 def _tell_end(terminal: Terminal, shown: dict[str, Any], *, as_json: bool) -> int:

@@ -123,6 +123,12 @@ def _add_replay(actions: Any, talking: Talking) -> None:
     command.add_argument("--rate", type=float, metavar="N", help="replays per second (default: `replay.rate`)")
     command.add_argument("--no-ramp", action="store_true", help="not one first and then more and more")
     command.add_argument("--limit", type=_count, metavar="N", help="at most so many, the oldest")
+    command.add_argument(
+        "--stop-after",
+        type=_count_or_none,
+        metavar="N",
+        help="pause after so many failures, until it is resumed (default: 10; 0: never)",
+    )
     command.add_argument("--force", action="store_true", help="send what is not known to be safe; needs --reason")
     command.add_argument("--reason", metavar="TEXT", help="why, for whoever looks at it")
     command.add_argument("--yes", action="store_true", help="do not ask")
@@ -261,6 +267,10 @@ def add_keys(commands: Any, talking: Talking) -> None:
     )
     rotate.add_argument("--reason", metavar="TEXT", help="why, for the log of changes")
     talking(rotate, default=argparse.SUPPRESS)
+
+
+def _count_or_none(text: str) -> int:
+    return 0 if text == "0" else _count(text)
 
 
 def _count(text: str) -> int:

@@ -118,6 +118,7 @@ class Durable:
         send_delivery: SendDelivery,
         lookup: Lookup,
         live_waiting: Callable[[str], bool] = lambda upstream: False,
+        refuses: Callable[[str], bool] = lambda upstream: False,
         on_event: Event = quiet,
         stages: Callable[[], Iterable[str]] = tuple,
         outbox_terms_of: Callable[[str], OutboxTerms] | None = None,
@@ -128,7 +129,13 @@ class Durable:
         """What sends. Nothing is sent before `begin`. Settings are asked for where they are used: a reload changes
         them."""
         self.replayer = Replayer(
-            self.letters, self.listing, send_replay, live_waiting=live_waiting, on_event=on_event, stages=stages
+            self.letters,
+            self.listing,
+            send_replay,
+            live_waiting=live_waiting,
+            refuses=refuses,
+            on_event=on_event,
+            stages=stages,
         )
         given: dict[str, Any] = {"terms_of": outbox_terms_of, "delay": delay}
         self.outbox = Outbox(
@@ -199,7 +206,7 @@ class Durable:
             self._verified_at = clock.monotonic()
             self._verifying = clock.spawn(self._each(self._verify), "verify everything that is kept")
         if self.replayer is not None:
-            await self._each(self.replayer.reconcile)
+            await self._each(self.replayer.reconcile, self.replayer.scheduled)
         outbox = self.outbox
         if outbox is not None:
             await self._each(lambda: outbox.sweep(self._outbox_keep()))

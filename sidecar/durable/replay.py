@@ -22,13 +22,15 @@ from sidecar.durable.entry import Entry
 from sidecar.durable.filters import Filter
 from sidecar.durable.listing import Listing
 from sidecar.durable.ramp import Ramp
-from sidecar.durable.replay_job import ENDED, Job, Order
+from sidecar.durable.replay_job import AUTOMATIC, ENDED, Job, Order
 from sidecar.durable.replay_shelf import Shelf
 from sidecar.durable.trouble import NotNow, Trouble
 from sidecar.durable.workflow import Ask, Refusal, needs_remediation, refuse_replay
 
 _PAGE = 200
 _LIVE_PAUSE = 0.05
+_BREAKER_PAUSE = 0.25
+_AGAIN_AFTER = 1.0
 _STOPPED = "the sidecar was stopped"
 
 
@@ -43,6 +45,7 @@ class Replayer:
         send: Send,
         *,
         live_waiting: Callable[[str], bool] = lambda upstream: False,
+        refuses: Callable[[str], bool] = lambda upstream: False,
         on_event: Event = quiet,
         stages: Callable[[], Iterable[str]] = tuple,
         sleep: Callable[[float], Awaitable[None]] = clock.sleep,
@@ -52,6 +55,8 @@ class Replayer:
         self._listing = listing
         self._attempts = Attempts(letters, send, on_event, sleep)
         self._live_waiting = live_waiting
+        self._refuses = refuses
+        self._drained_at: dict[str, float] = {}
         self._stages = stages
         self._sleep = sleep
         self._monotonic = monotonic
@@ -94,6 +99,7 @@ class Replayer:
         return {
             "by_verdict": verdicts,
             "would_replay": max(0, going),
+            "stop_after": order.stop_after,
             "refused_in_first_page": reasons,
             "first": sample,
         }
@@ -113,9 +119,9 @@ class Replayer:
         order.check()
         wanted = self._candidates(order)
         total = sum((await self._listing.count(wanted)).values())
-        job = Job(f"rpl_{clock.unguessable(12)}", order, self._letters.now())
+        job = Job(f"rpl_{clock.unguessable(12)}", order, self._letters.now(), monotonic=self._monotonic)
         job.total = total if order.limit is None else min(total, order.limit)
-        job.going.set()
+        job.go()
         await self._shelf.save(job)
         self._shelf.add(job)
         self._tasks[job.job_id] = clock.spawn(self._run(job, wanted), f"replay {job.job_id}")
@@ -136,6 +142,7 @@ class Replayer:
             job.state, job.why = "interrupted", str(trouble)
         finally:
             job.ended_at = self._letters.now()
+            job.end()
             self._tasks.pop(job.job_id, None)
             try:
                 await asyncio.shield(clock.spawn(self._shelf.save(job), "note the end of a replay"))
@@ -159,11 +166,16 @@ class Replayer:
                 return
             batch = _next_batch(waiting, room)
             begun += len(batch)
-            failures = await self._send_batch(job, batch, job.order.rate or rules.rate)
+            again: list[Entry] = []
+            failures = await self._send_batch(job, batch, job.order.rate or rules.rate, again)
             if failures is None:
                 return
-            if not ramp.ended(failures):
-                job.pause("the first replay failed; look at it, then resume or cancel")
+            begun -= len(again)
+            waiting.extendleft(reversed(again))
+            if again:
+                await self._sleep(_AGAIN_AFTER)  # its breaker had let in others, or had just opened
+            elif not ramp.ended(failures) and job.state == "running":
+                job.give_up("the first replay failed; look at it, then resume or cancel")
                 await self._shelf.save(job)
 
     async def _run_workflow(self, job: Job, wanted: Filter) -> None:
@@ -193,15 +205,17 @@ class Replayer:
             if cursor is None:
                 return
 
-    async def _send_batch(self, job: Job, batch: list[Entry], rate: float) -> int | None:
-        """How many failed; None when the job has ended."""
+    async def _send_batch(
+        self, job: Job, batch: list[Entry], rate: float, again: list[Entry] | None = None
+    ) -> int | None:
+        """How many failed; None when the job has ended. `again` takes those that an open breaker kept from going."""
         tasks: list[asyncio.Task[int]] = []
         try:
             for entry in batch:
                 if not await self._may_go(job, entry.upstream):
                     break
                 begun = self._monotonic()
-                tasks.append(clock.spawn(self._one_of(job, entry), f"replay of {entry.dlq_id}"))
+                tasks.append(clock.spawn(self._one_of(job, entry, again), f"replay of {entry.dlq_id}"))
                 await self._sleep(max(0.0, 1 / rate - (self._monotonic() - begun)))
             failures = sum(await asyncio.gather(*tasks))
         except asyncio.CancelledError:
@@ -213,34 +227,48 @@ class Replayer:
 
     async def _may_go(self, job: Job, upstream: str) -> bool:
         await job.going.wait()
-        while job.state == "running" and self._live_waiting(upstream):
-            job.current = "waiting for live traffic"
-            await self._sleep(_LIVE_PAUSE)
+        while job.state == "running" and not self._draining:
+            if self._refuses(upstream):
+                job.current, pause = f"waiting for the breaker of {upstream}", _BREAKER_PAUSE
+            elif self._live_waiting(upstream):
+                job.current, pause = "waiting for live traffic", _LIVE_PAUSE
+            else:
+                break
+            await self._sleep(pause)
             await job.going.wait()
         job.current = "sending"
         if self._draining and job.state == "running":
             job.state, job.why = "interrupted", _STOPPED
         return job.state == "running"
 
-    async def _one_of(self, job: Job, entry: Entry) -> int:
+    async def _one_of(self, job: Job, entry: Entry, again: list[Entry] | None) -> int:
         found = await self._attempts.make(entry.dlq_id, job.job_id, job.order.ask, job.order.by)
         if isinstance(found, Refusal):
-            job.outcomes["skipped"] += 1
-            job.skipped[found.why[:200]] += 1
+            job.count("skipped")
+            job.skipped[(found.kind or found.why)[:200]] += 1
             return 0
-        job.outcomes[found.outcome] += 1
         if found.outcome == "held_back":
-            await self._held_back(job, found.entry)
-        return found.outcome in ("failed", "escalated")
+            return await self._held_back(job, found.entry, again)
+        job.count(found.outcome)
+        failed = found.outcome in ("failed", "escalated")
+        if failed and job.state == "running" and 0 < job.order.stop_after <= job.failures:
+            job.give_up(f"{job.failures} replays failed (`stop_after`); look at them, then resume or cancel")
+            await self._shelf.save(job)
+        return failed
 
-    async def _held_back(self, job: Job, entry: Entry) -> None:
+    async def _held_back(self, job: Job, entry: Entry, again: list[Entry] | None) -> int:
         held = entry.history[-1]
+        if held["code"] == "CIRCUIT_OPEN" and again is not None:
+            again.append(entry)
+            return 0
+        job.count("held_back")
         why = held.get("why") or f"{entry.upstream} takes no calls at the moment"
         if held["code"] == NotNow.code:  # its credential is not at hand; others may have theirs
             job.skipped[why[:200]] += 1
         elif job.state == "running":
-            job.pause(f"{why}; resume when that has changed")
+            job.give_up(f"{why}; resume when that has changed")
             await self._shelf.save(job)
+        return 0
 
     # ---- looking after jobs ----------------------------------------------------------------------------------------
 
@@ -265,7 +293,19 @@ class Replayer:
 
     async def breaker_closed(self, upstream: str) -> Job | None:
         """`replay.auto: on_close`: drain what is safe, one entry first."""
-        if self._attempts.closing or self._draining or self._letters.terms_of(upstream).replay.auto != "on_close":
+        return await self._drain(upstream, "on_close")
+
+    async def scheduled(self) -> None:
+        """`replay.auto: schedule`, for what failed where no breaker opened. Call it now and then."""
+        now = self._monotonic()
+        for upstream in tuple(self._letters.waiting):
+            since = self._drained_at.setdefault(upstream, now)
+            if now - since >= self._letters.terms_of(upstream).replay.every and not self._refuses(upstream):
+                self._drained_at[upstream] = now
+                await self._drain(upstream, "schedule")
+
+    async def _drain(self, upstream: str, when: str) -> Job | None:
+        if self._attempts.closing or self._draining or not self._letters.terms_of(upstream).replay.drains(when):
             return None
         if any(
             job.state in ("running", "paused") and upstream in job.order.wanted.upstream
@@ -274,7 +314,10 @@ class Replayer:
             return None
         if upstream not in self._letters.waiting:
             return None
-        return await self.start(Order(Filter(upstream=(upstream,)), by="auto: on_close"))
+        order = Order(Filter(upstream=(upstream,)), by=f"{AUTOMATIC}{when}")
+        if when == "schedule" and not (await self._listing.count(self._candidates(order))).get("safe"):
+            return None  # a job without an entry would only fill the list
+        return await self.start(order)
 
     def drain(self) -> None:
         """No further entry of a job is sent; those under way may end."""

@@ -42,6 +42,8 @@ MOVES = {
 class Refusal(NamedTuple):
     why: str
     what_to_do: str
+    kind: str = ""
+    """The same without what is true of one entry only, for counting; where nothing is, `why` is that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +110,16 @@ def _never(view: View) -> Refusal | None:
     if view.status == "completed":
         when = f" at {rfc3339(view.replayed_at)}" if view.replayed_at is not None else ""
         return Refusal(
-            f"it already succeeded{when} and is never sent again", "send a new request if it is needed twice"
+            f"it already succeeded{when} and is never sent again",
+            "send a new request if it is needed twice",
+            "it already succeeded",
         )
     if view.status == "discarded":
         return Refusal("it was discarded", "send a new request if it is needed after all")
     if view.status == "replaying":
         return Refusal("a replay of it is under way", "wait until that has ended")
     if view.verdict == "not_replayable":
-        return Refusal(view.sentence, "send the request again from its source")
+        return Refusal(view.sentence, "send the request again from its source", "not_replayable: its body was not kept")
     return None
 
 
@@ -133,9 +137,12 @@ def _unless_forced(view: View, rules: Replay, ask: Ask) -> Refusal | None:
         return Refusal(
             f"it failed {view.replays} replays, which is all that `replay.max_replays` allows",
             "use `force` with a `reason`",
+            "it failed as many replays as `replay.max_replays` allows",
         )
     if view.verdict != "safe":
-        return Refusal(f"{view.verdict}: {view.sentence}", "use `force` with a `reason` to send it nevertheless")
+        return Refusal(
+            f"{view.verdict}: {view.sentence}", "use `force` with a `reason` to send it nevertheless", view.verdict
+        )
     return None
 
 

@@ -30,6 +30,8 @@ def delay(policy: Policy, failures: int, previous: float, uniform: Uniform) -> f
             wait = _spread(wait, policy.jitter_amount / 2.0, uniform)
         elif kind == "additive":
             wait += uniform(policy.jitter_min, policy.jitter_max)
+        elif kind == "factor":
+            wait *= uniform(policy.jitter_min, policy.jitter_max)
     return min(max(wait, policy.min_delay), policy.max_delay)
 
 
