@@ -68,7 +68,9 @@ class Authority:
 
     def is_current(self, hosts: frozenset[str]) -> bool:
         """Whether it speaks for these hosts, no more and no less, and for some time yet."""
-        return hosts == self.hosts and _now() + _RENEWED_BEFORE < self.certificate.not_valid_after_utc
+        now, mine = _now(), self.certificate  # made by a clock that was ahead it would not be valid yet
+        lasts = mine.not_valid_before_utc <= now and now + _RENEWED_BEFORE < mine.not_valid_after_utc
+        return hosts == self.hosts and lasts
 
     def leaf(self, host: str) -> ssl.SSLContext:
         """What the app is shown in place of the host: a certificate for it, valid for a day, over HTTP/1.1."""

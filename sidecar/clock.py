@@ -50,6 +50,46 @@ def unguessable(length: int) -> str:
     return secrets.token_hex((length + 1) // 2)[:length]
 
 
+STEP = 1.0
+"""The wall clock is slewed by less than this from one look to the next; more is a step."""
+
+
+class Steady:
+    """Wall time for what is kept: it goes on evenly whatever becomes of the wall clock, follows it where that is
+    slewed, and is taken along by whoever has been told of a step (`durable/steps.py`)."""
+
+    def __init__(self) -> None:
+        self._offset = wall() - monotonic()
+        self.began = wall()
+        """The beginning of this run, by this clock."""
+
+    def __call__(self) -> float:
+        return self._offset + monotonic()
+
+    def at(self, moment: float) -> float:
+        """A moment of the monotonic clock."""
+        return self._offset + moment
+
+    def behind(self) -> float:
+        """Seconds that the wall clock is ahead."""
+        return wall() - self()
+
+    def look(self) -> float | None:
+        """Now and then: follow what is slewed. By how much the wall clock was stepped, None when it was not."""
+        behind = self.behind()
+        if abs(behind) >= STEP:
+            return behind
+        self._offset += behind
+        return None
+
+    def step(self, by: float) -> None:
+        self._offset += by
+        self.began += by
+
+
+steady = Steady()
+
+
 def http_date(seconds: float) -> bytes:
     """The IMF-fixdate form of RFC 9110, for `Date`; written by hand because strftime follows the locale."""
     t = time.gmtime(seconds)

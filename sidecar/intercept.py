@@ -128,6 +128,11 @@ class Interception:
 
     # ---- certificates ----------------------------------------------------------------------------------------
 
+    def clock_stepped(self) -> None:
+        """What was made for the time before may not be valid now."""
+        self._leaves.clear()
+        self._made_for = None
+
     def _leaf(self, host: str) -> ssl.SSLContext:
         authority, now = self._current_authority(), clock.monotonic()
         kept = self._leaves.get(host)

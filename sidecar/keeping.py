@@ -300,7 +300,7 @@ class Keeping(Retrying):
     ) -> Failure:
         from sidecar.durable.entry import Failure, Tried
 
-        record, settings, wall = self.record, upstream.settings.idempotency, self._proxy.wall
+        record, settings, wall = self.record, upstream.settings.idempotency, clock.steady.at
         failed = [attempt for attempt in record.attempts if attempt.code is not None]
         headers = self._headers()
         now = clock.monotonic()

@@ -218,7 +218,7 @@ class Once(Keeping):
             method=self.record.method,
             url=self._url(),
             body_sha256=digest,
-            started_at=self._proxy.wall(self._started),
+            started_at=clock.steady.at(self._started),
             api_key_id=self._caller_id(headers),
             idempotency_key=None if key is None else key.decode("latin-1"),
             session_id=self._session_id(),

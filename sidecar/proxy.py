@@ -128,6 +128,7 @@ class Proxy:
         self.next_session_id = _session_ids(self._id_prefix).__next__
         self.date_line = b""
         self.refresh_date(clock.monotonic())
+        self.ticker.every(0.5, self._look_at_clock)
         self.ticker.every(1.0, self.refresh_date)
         self.ticker.every(1.0, self._sweep)
         self.ticker.every(0.5, self._look_at_memory)
@@ -220,6 +221,23 @@ class Proxy:
         query = request.target.partition(b"?")[2].decode("latin-1")
         who = identity(map(field_of, request.lines), query, sender=request.sender, caller=caller)
         return blake2b(who, digest_size=8, key=self._secret).hexdigest() if who else ""
+
+    def _look_at_clock(self, now: float) -> None:
+        """What is shown follows the wall clock at once, what is kept when all that was stamped can be taken along."""
+        offset = clock.wall() - clock.monotonic()
+        stepped, self._wall_offset = offset - self._wall_offset, offset
+        if abs(stepped) >= clock.STEP:
+            self.metrics.clock_steps += 1
+            self.interception.clock_stepped()
+            direction = "forward" if stepped > 0 else "back"
+            self.log.warn(
+                "sidecar.clock.stepped",
+                f"the wall clock of this machine was set {direction} by {abs(stepped):.1f} s; nothing that is kept "
+                "ages or expires by that. If it happens again, look at its time synchronisation",
+                seconds=round(stepped, 3),
+            )
+        if clock.steady.look() is not None:
+            self.kept.follow_clock()
 
     def wall(self, monotonic: float) -> float:
         return self._wall_offset + monotonic

@@ -255,6 +255,7 @@ class Collected:
             yield from simple(names.CONFIG_RELOADED_AT, [((), metrics.config_in_use_since)])
         labels = (metrics.version, metrics.revision, platform.python_version())
         yield from simple(names.BUILD_INFO, [(labels, 1)])
+        yield from simple(names.CLOCK_STEPS, [((), metrics.clock_steps)])
         yield from simple(names.INTERNAL_ERRORS, _words(metrics.internal_errors))
         yield from simple(names.LOG_SUPPRESSED, _words(metrics.log_suppressed))
         if metrics.tls_client_errors:

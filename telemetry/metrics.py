@@ -49,6 +49,7 @@ class Metrics:
         self.log_suppressed: dict[str, int] = dict.fromkeys(names.LEVELS[1:], 0)
         self.tls_client_errors: Counter[str] = Counter()
         self.demotions: Counter[str] = Counter()
+        self.clock_steps = 0
         self.stored = Stored()
         self.live: Callable[[], Iterable[Metric]] = tuple
         self.registry = CollectorRegistry(auto_describe=False)

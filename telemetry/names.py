@@ -195,6 +195,7 @@ CONFIG_RELOADED_AT = _gauge(
 )
 BUILD_INFO = _gauge("build_info", "version revision python_version", "Always 1; the labels say what is running.")
 READY = _gauge("ready", "", "1 while new requests are accepted.")
+CLOCK_STEPS = _counter("clock_steps", "", "Times the wall clock of the machine was set while the sidecar ran.")
 INTERNAL_ERRORS = _counter("internal_errors", "component", "Faults of the sidecar itself.")
 LABEL_OVERFLOW = _counter(
     "label_overflow", "label", "Hosts counted as `_other` because limits.auto_upstreams labels were taken."

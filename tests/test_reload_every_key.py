@@ -146,6 +146,7 @@ UPSTREAM: dict[str, Any] = {
     "propagation": to("participate", "forward"),
     "fallback": to("v", "w"),
     "fallback_credentials": to("strip", "keep"),
+    "fallback_headers": to(["x-passed-before"], ["x-passed-after"]),
     "rules": [{"when": WHEN, "code": to("MINE", "BAD_GATEWAY")}],
     "operations": [
         {

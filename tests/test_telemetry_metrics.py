@@ -74,6 +74,7 @@ CONTRACT = {
     "downstream_connections": "",
     "memory_held_bytes": "kind",
     "memory_limit_bytes": "",
+    "clock_steps_total": "",
     "request_bodies_given_up_total": "",
     "upstream_connections": "upstream state",
     "upstream_connects_total": "upstream result",

@@ -306,6 +306,9 @@ def _faults() -> Line:
                 ),
                 Query("sum by (label) (rate(sidecar_label_overflow_total{$I}[$W]))", "overflow: {{label}}"),
                 Query("sum by (level) (rate(sidecar_log_records_suppressed_total{$I}[$W]))", "suppressed: {{level}}"),
+                Query(
+                    "sum by (instance) (rate(sidecar_clock_steps_total{$I}[$W]))", "wall clock was set: {{instance}}"
+                ),
             ),
         ],
     )

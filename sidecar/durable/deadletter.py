@@ -24,6 +24,7 @@ from sidecar.durable.intake import Prepared, prepare
 from sidecar.durable.payloads import Payloads, Request
 from sidecar.durable.rows import Row
 from sidecar.durable.seal import Keyring
+from sidecar.durable.steps import Steps
 from sidecar.durable.store import Store
 from sidecar.durable.trouble import Damaged, NoSuchThing, NotKept
 from sidecar.durable.verdict import Verdict, judge, worse
@@ -68,7 +69,8 @@ class DeadLetters:
         registry: Mapping[str, ErrorCode],
         terms_of: Callable[[str], Terms] = lambda upstream: DEFAULT_TERMS,
         counts: Stored | None = None,
-        now: Callable[[], float] = clock.wall,
+        now: Callable[[], float] = clock.steady,
+        steps: Steps | None = None,
         on_kept: Callable[[Failure, Kept], None] | None = None,
     ) -> None:
         self.store = store
@@ -80,6 +82,7 @@ class DeadLetters:
         self.terms_of = terms_of
         self.counts = counts or Stored()
         self.now = now
+        self.steps = steps or Steps()
         self.on_kept = on_kept
         """Told about every entry that was kept, for events and notifications."""
         self.waiting: set[str] = set()
@@ -200,7 +203,11 @@ class DeadLetters:
 
     def judge(self, entry: Entry) -> Verdict:
         terms = self.terms_of(entry.upstream)
-        return judge(entry.facts(), terms.replay, terms.idempotency, self.now())
+        correction = self.steps.correction(entry.created_at)  # its times are those of the clock that stamped it
+        verdict = judge(entry.facts(), terms.replay, terms.idempotency, self.now() - correction)
+        if correction and verdict.until is not None:
+            return verdict._replace(until=verdict.until + correction)
+        return verdict
 
     def view(self, entry: Entry) -> View:
         """What the rules of the workflow look at, judged now."""

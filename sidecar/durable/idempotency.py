@@ -107,7 +107,7 @@ class Gate:
         *,
         counts: Stored | None = None,
         max_bytes: int = 268_435_456,
-        now: Callable[[], float] = clock.wall,
+        now: Callable[[], float] = clock.steady,
         sleep: Callable[[float], Awaitable[None]] = clock.sleep,
     ) -> None:
         self._store = store

@@ -58,6 +58,7 @@ class Kept:
         self._draining = False
         self._closed = False
         self._credentials: Credentials | None = None
+        self._following: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[Any]] = set()
         self._terms: dict[str, tuple[Upstream, Telemetry, Terms]] = {}
         """Made from these settings of the upstream and of telemetry."""
@@ -196,6 +197,21 @@ class Kept:
 
             self._credentials = Credentials()
         return self._credentials
+
+    def follow_clock(self) -> None:
+        """The wall clock was stepped. Whatever is kept goes along at once with it, or nothing does."""
+        if self._following is not None and not self._following.done():
+            return
+        if self.durable is not None:
+            self._following = self.background(self._follow_clock(self.durable), "follow the clock")
+        elif self._opening is None and not self.exists:
+            clock.steady.step(clock.steady.behind())
+
+    async def _follow_clock(self, durable: Durable) -> None:
+        try:
+            await durable.letters.steps.follow(durable.store)
+        except Trouble:
+            pass  # tried again at the next look
 
     # ---- what is true of it --------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from sidecar.durable.presence import Guard
 from sidecar.durable.replay import Replayer
 from sidecar.durable.rotation import Rotation
 from sidecar.durable.seal import Keyring, load_keyring
+from sidecar.durable.steps import Steps
 from sidecar.durable.store import Store, silent
 from sidecar.durable.successes import Successes
 from sidecar.durable.trouble import NotNow, Trouble
@@ -56,11 +57,12 @@ class Durable:
         registry: Mapping[str, ErrorCode],
         terms_of: Callable[[str], Terms],
         counts: Stored,
+        steps: Steps,
     ) -> None:
         self.store = store
         self.counts = counts
         self.letters = DeadLetters(
-            store, keyring, settings=settings, registry=registry, terms_of=terms_of, counts=counts
+            store, keyring, settings=settings, registry=registry, terms_of=terms_of, counts=counts, steps=steps
         )
         self.listing = Listing(self.letters)
         self.operator = Operator(self.letters)
@@ -101,15 +103,16 @@ class Durable:
         """Raises CannotUse when the sidecar must not start: a newer store, a missing key, unusable key files."""
         loop = asyncio.get_running_loop()
         keyring = await loop.run_in_executor(None, load_keyring, state_dir, seal_key)
+        steps = Steps()
         store = await Store.open(
             state_dir,
             min_free_bytes=settings.min_free_bytes,
             report=report,
-            hooks=[keyring.prove],
+            hooks=[keyring.prove, steps.read],
             guards=[keyring] if lock is None else [keyring, lock],
             **options,
         )
-        return cls(store, keyring, settings, registry, terms_of, counts or Stored())
+        return cls(store, keyring, settings, registry, terms_of, counts or Stored(), steps)
 
     def attach(
         self,

@@ -22,7 +22,7 @@ _MOST = 1000
 class Notifier:
     """`post` sends JSON to a url; whatever it raises is counted."""
 
-    def __init__(self, settings: DeadLetterStore, post: Post, now: Callable[[], float] = clock.wall) -> None:
+    def __init__(self, settings: DeadLetterStore, post: Post, now: Callable[[], float] = clock.steady) -> None:
         self.settings = settings
         self._post = post
         self._now = now

@@ -90,7 +90,7 @@ class Outbox:
         counts: Stored | None = None,
         on_event: Event = _quiet,
         redactor: Redactor | None = None,
-        now: Callable[[], float] = clock.wall,
+        now: Callable[[], float] = clock.steady,
         sleep: Callable[[float], Awaitable[None]] = clock.sleep,
     ) -> None:
         self.store = store

@@ -106,12 +106,12 @@ class Upkeep:
         )
         lost = 0
         if settings.retention is not None:
-            bound = rows.seq_range(None, now - settings.retention)[1]
-            lost = await self._remove(
-                "SELECT seq FROM dead_letters JOIN facets ON facets.id = facet "
-                "WHERE seq < ? AND status IN ('pending', 'failed') ORDER BY seq LIMIT ?",
-                bound,
-            )
+            for since, until in self._letters.steps.older_than(now - settings.retention):
+                lost += await self._remove(
+                    "SELECT seq FROM dead_letters JOIN facets ON facets.id = facet "
+                    "WHERE seq >= ? AND seq < ? AND status IN ('pending', 'failed') ORDER BY seq LIMIT ?",
+                    *rows.seq_range(max(0.0, since), until),
+                )
         for _ in range(lost):
             self._letters.counts.dead_letter_evicted("ttl")
         if lost:
@@ -121,10 +121,12 @@ class Upkeep:
             )
         return {"done": done, "lost": lost}
 
-    async def _remove(self, statement: str, bound: float) -> int:
+    async def _remove(self, statement: str, *bounds: float) -> int:
         removed = 0
         while True:
-            some, files = await self._letters.store.write(lambda connection: _remove_some(connection, statement, bound))
+            some, files = await self._letters.store.write(
+                lambda connection: _remove_some(connection, statement, bounds)
+            )
             await self._letters.bodies.remove(files)
             removed += some
             if some < _PER_STEP:
@@ -206,8 +208,8 @@ def _waiting(connection: sqlite3.Connection, upstream: str | None, after: int) -
     return [seq for (seq,) in found]
 
 
-def _remove_some(connection: sqlite3.Connection, statement: str, bound: float) -> tuple[int, list[str]]:
-    some = connection.execute(statement, (bound, _PER_STEP)).fetchall()
+def _remove_some(connection: sqlite3.Connection, statement: str, bounds: tuple[float, ...]) -> tuple[int, list[str]]:
+    some = connection.execute(statement, (*bounds, _PER_STEP)).fetchall()
     return len(some), [name for (seq,) in some for name in rows.delete(connection, seq)]
 
 
