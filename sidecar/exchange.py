@@ -12,7 +12,7 @@ or closed, the breaker's permit is handed back, and an answer once begun is fini
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sidecar import clock, relay
 from sidecar.failures import (
@@ -40,6 +40,15 @@ if TYPE_CHECKING:
 
 _CUT_OFF = "the sidecar was told to stop, and its grace ended before this did (shutdown_grace)"
 _BACK_IN = 2  # seconds: what a restart takes
+
+
+class Standing(NamedTuple):
+    """What a request under way waits for. Times are monotonic."""
+
+    waits_for: str
+    since: float
+    until: float | None = None
+    """When it goes on, where that is known."""
 
 
 class Exchange(Posting):
@@ -228,6 +237,8 @@ class Exchange(Posting):
         else:
             attempt.policy_id = record.policy_id
         record.attempts.append(attempt)
+        if len(record.attempts) > 1:
+            self._proxy.signals.attempt_begun(record)
         if record.stage is not None and record.workflow is not None and kind != "stale":
             self._destination.upstream.terms.stages.attempt(record.workflow, record.stage, now)
         return attempt
@@ -342,6 +353,33 @@ class Exchange(Posting):
             self._answer_here(accepted)
         else:
             self._answer_failed(GaveUp(SHUTTING_DOWN, _CUT_OFF, reason="draining", retry_after=_BACK_IN))
+
+    # ---- while it runs ---------------------------------------------------------------------------------------
+
+    def standing(self) -> Standing:
+        """What it waits for now, and since when. Read off what is there anyway: nobody notes it down on the way."""
+        record, upstream = self.record, self._upstream
+        if upstream is None:
+            return Standing("routing", self._started)
+        if not record.attempts:
+            if self._place is not None and not self._place.granted:
+                return Standing("max_in_flight", self._started)
+            return Standing("rate_limit_gate" if upstream.turns.gate.paused else "store", self._started)
+        attempt, connection = record.attempts[-1], self._connection
+        if self._answered:
+            return Standing("streaming", record.first_byte or attempt.ended)
+        if attempt.decision is not None and attempt.decision.delay is not None:
+            until = attempt.ended + attempt.decision.delay
+            if clock.monotonic() > until and upstream.turns.gate.paused:
+                return Standing("rate_limit_gate", until)
+            return Standing("backoff", attempt.ended, until)
+        if attempt.code is not None:
+            return Standing("store", attempt.ended)
+        if connection is None:
+            return Standing("connection", attempt.started)
+        if connection.head is None and self._upload is not None and not self._upload.done():
+            return Standing("upload", attempt.started)
+        return Standing("answer", self._asked_at or attempt.started)
 
     # ---- settle ----------------------------------------------------------------------------------------------
 

@@ -90,6 +90,11 @@ class Downstream(RequestReader):
     find_tunnel = find_tunnel
 
     @property
+    def exchange(self) -> Exchange | None:
+        """The request that is being served."""
+        return self._exchange
+
+    @property
     def busy(self) -> bool:
         return self._exchange is not None or bool(self._waiting)
 

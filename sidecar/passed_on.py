@@ -118,6 +118,7 @@ class PassedOn(OwnAnswers):
         connection = self._connection
         assert connection is not None and self._upstream is not None
         client, record = self._client, self.record
+        record.first_byte = record.attempts[-1].ended
         connection.expect_progress(self._upstream.timeouts.body_idle, clock.monotonic())
         client.stream_through(sink, connection.resume)
         try:

@@ -134,6 +134,10 @@ class Tunnel:
         else:
             client_transport.close()  # TLS cannot half-close
 
+    @property
+    def record(self) -> Session:
+        return self._record
+
     def check(self, now: float) -> None:
         if now > self._ends_at:
             self.close()

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from config.errors import ErrorCode
-from telemetry.record import PHASE_WORDS, Attempt, Session
+from telemetry.record import PHASE_WORDS, Attempt, Session, trace_id_of
 from telemetry.redact import Redactor
 from telemetry.rotating import RotatingFile
 from telemetry.sessions import Wall, correlation_id, retry_count
@@ -93,7 +93,6 @@ def error_record(
     """One failed attempt in S0's shape."""
     code = attempt.code or "SIDECAR_INTERNAL"
     known = registry.get(code)
-    trace = session.trace
     message = redactor.text(attempt.message or "") or (known.description if known is not None else code)
     return {
         "timestamp": rfc3339(wall(attempt.ended)),
@@ -115,7 +114,7 @@ def error_record(
             "stage": session.stage,
             "workflow": redactor.text(session.workflow) if session.workflow else None,
             "correlation_id": redactor.text(correlation_id(session)),
-            "trace_id": f"{trace.trace_id:032x}" if trace is not None else None,
+            "trace_id": trace_id_of(session),
         },
         "http_status": attempt.status or None,
         "retry_count": retry_count(session.attempts[:number]),

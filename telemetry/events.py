@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from telemetry.record import BAD, Session
+from telemetry.record import BAD, Session, words_of
 from telemetry.redact import Redactor
 from telemetry.sessions import Wall, correlation_id
 from telemetry.timestamps import rfc3339
@@ -86,16 +86,16 @@ class Events:
 
     # ---- publish -------------------------------------------------------------------------------------------------
 
+    def attempt_begun(self, session: Session) -> None:
+        """A running session tries again, now."""
+        number = len(session.attempts)
+        self._publish("retry_attempt", self._wall(session.attempts[-1].started), session, number)
+
     def session_ended(self, session: Session) -> None:
-        """What a finished session has to tell: each retry, and how it came out."""
-        retried = False
-        for number, attempt in enumerate(session.attempts, 1):
-            if number > 1:
-                retried = True
-                self._publish("retry_attempt", self._wall(attempt.started), session, number)
+        """How a finished session came out."""
         if session.outcome in BAD:
             self._publish("retry_failure", self._wall(session.ended), session, len(session.attempts))
-        elif retried and session.outcome == "recovered":
+        elif len(session.attempts) > 1 and session.outcome == "recovered":
             self._publish("retry_success", self._wall(session.ended), session, len(session.attempts))
 
     def state_changed(
@@ -185,17 +185,19 @@ def serialise(event: RetryEvent, redactor: Redactor) -> dict[str, Any]:
     if session is not None:
         shown["operation"] = session.operation or f"{session.method} {session.upstream}"
         shown["context"].update(_session_context(session))
-        if event.attempt:
+        if 0 < event.attempt <= len(session.attempts):  # the last may have been taken back: refused before it was made
             _describe_attempt(shown, session, event, redactor)
         if event.type == "retry_failure":  # also without an attempt: an open breaker lets none through
-            shown["error"] = _error(session.code, session.message, redactor)
+            last = session.attempts[-1] if session.attempts else None
+            said = "" if last is None or last.code != session.code else words_of(last.message, last.status)
+            shown["error"] = _error(session.code, session.message or said, redactor)
     return shown
 
 
 def _session_context(session: Session) -> dict[str, Any]:
     context: dict[str, Any] = {
         "upstream": session.upstream,
-        "outcome": session.outcome,
+        "outcome": session.outcome or None,  # it goes on
         "status": session.status or None,
     }
     for name, value in (("suppressed", session.suppressed), ("stage", session.stage), ("dlq_id", session.dlq_id)):
@@ -216,7 +218,7 @@ def _describe_attempt(shown: dict[str, Any], session: Session, event: RetryEvent
         shown["context"] |= {
             "endpoint": redactor.url(attempt.endpoint),
             "kind": attempt.kind,
-            "last_error": _error(previous.code, previous.message, redactor),
+            "last_error": _error(previous.code, words_of(previous.message, previous.status), redactor),
         }
 
 

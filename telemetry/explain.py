@@ -256,6 +256,9 @@ class _Story:
 
     def _ending(self) -> None:
         session = self._session
+        if session.first_byte and session.first_byte < session.ended:
+            self._now = session.first_byte - session.started
+            self._tell(f"The first byte of the answer was there after {seconds(self._now)}; the rest was streamed.")
         self._now = session.ended - session.started
         rule = remedy = ""
         if session.outcome == "breaker_open" and not session.attempts:

@@ -178,6 +178,11 @@ class Collected:
         yield from simple(names.REQUESTS, requests())
         yield from simple(names.SESSIONS, sessions())
         yield from timed(names.REQUEST_DURATION, durations())
+        yield from timed(
+            names.TIME_TO_FIRST_BYTE,
+            (((u,), t.to_first_byte(), 0, 0) for u, t in self._tallies(used=False) if t.used or any(t.success.counts)),
+        )
+        yield from simple(names.OPERATION_SESSIONS, self._of_operations())
         yield from timed(names.SESSION_ATTEMPTS, (((u,), t.per_session, t.healthy, 1) for u, t in tallies()))
         yield from timed(names.SESSION_BACKOFF, (((u,), t.backoff, t.healthy, 0) for u, t in tallies()))
         yield from timed(names.OVERHEAD, [((), self._metrics.overhead, 0, 0)])
@@ -262,6 +267,11 @@ class Collected:
             yield from simple(names.TLS_CLIENT_ERRORS, _words(metrics.tls_client_errors))
         if metrics.demotions:
             yield from simple(names.INTERCEPTION_DEMOTIONS, _words(metrics.demotions))
+
+    def _of_operations(self) -> Iterator[Row]:
+        for label, tally in self._tallies():
+            for (operation, outcome), count in tuple(tally.operations.items()):
+                yield (label, operation, outcome), count
 
     def _per_word(self, of: Callable[[Tally], Mapping[str, int]]) -> Iterator[Row]:
         for label, tally in self._tallies():

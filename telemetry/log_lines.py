@@ -9,7 +9,7 @@ from typing import Any
 
 from telemetry.explain import summary
 from telemetry.names import Attribute, Field
-from telemetry.record import BAD, GOOD, Errand, Session
+from telemetry.record import BAD, GOOD, Errand, Session, trace_id_of
 from telemetry.redact import Redactor
 
 
@@ -68,8 +68,9 @@ def session_fields(session: Session, redactor: Redactor) -> dict[str, Any]:
 
 def trace_fields(session: Session) -> dict[str, str]:
     trace = session.trace
-    if trace is None:
-        return {}
+    if trace is None:  # then no span is ours, but the caller's trace may know of this
+        known = trace_id_of(session)
+        return {} if known is None else {Field.TRACE_ID: known}
     return {
         Field.TRACE_ID: f"{trace.trace_id:032x}",
         Field.SPAN_ID: f"{trace.span_id:016x}",

@@ -93,6 +93,10 @@ class Metrics:
             attempt = attempts[0]
             if attempt.breaker == "closed" and not (session.waited or session.caller_resend or session.fallback_from):
                 tally.healthy += 1
+                if session.first_byte:
+                    tally.streamed(duration, session.first_byte - session.started)
+                if session.operation is not None:
+                    tally.of_operation(session.operation, outcome)
                 histogram = tally.success
                 histogram.counts[bisect_left(_LATENCY, duration)] += 1
                 histogram.total += duration
@@ -110,6 +114,8 @@ class Metrics:
     def _observe_eventful(self, tally: Tally, session: Session, duration: float) -> None:
         outcome = session.outcome
         tally.sessions[outcome] += 1
+        if session.operation is not None:
+            tally.of_operation(session.operation, outcome)
         spent = tally.add_attempts(session)
         idle = session.waited + sum(attempt.delay for attempt in session.attempts)
         if session.attempts:
@@ -131,7 +137,14 @@ class Metrics:
             return  # its time is the app's, neither latency nor overhead
         if session.method == "CONNECT" and session.attempts:
             tally.tunnels[session.code or outcome] += 1
-        (tally.failure if outcome in BAD else tally.success).observe(duration)
+        if outcome in BAD:
+            tally.failure.observe(duration)
+        else:
+            tally.success.observe(duration)
+            if session.first_byte:
+                tally.streamed(duration, session.first_byte - session.started)
+            elif outcome == "cancelled":
+                tally.late.observe(duration)  # there was no first byte
         self.overhead.observe(max(0.0, duration - spent))
 
     def errand(self, errand: Errand) -> None:

@@ -82,6 +82,14 @@ REQUEST_DURATION = _histogram(
     "App-visible time from the parsed head to the last byte, retries included.",
     exemplars=True,
 )
+TIME_TO_FIRST_BYTE = _histogram(
+    "time_to_first_byte_seconds", "upstream", "Time until the app had the first byte of an answer that did not fail."
+)
+OPERATION_SESSIONS = _counter(
+    "operation_sessions",
+    "upstream operation outcome",
+    "Requests that belong to an operation of the configuration, by outcome.",
+)
 SESSION_ATTEMPTS = _histogram("session_attempts", "upstream", "Attempts made per request.", ATTEMPTS_BUCKETS)
 SESSION_BACKOFF = _histogram(
     "session_backoff_seconds", "upstream", "Time per request with no attempt in flight: backoff and queues.",

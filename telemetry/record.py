@@ -141,6 +141,7 @@ class Session:
         "dlq_id",
         "ended",
         "fallback_from",
+        "first_byte",
         "forwarded",
         "host",
         "left",
@@ -186,6 +187,8 @@ class Session:
         self.message: str | None = None
         self.request_bytes = 0
         self.response_bytes = 0
+        self.first_byte = 0.0
+        """When the first byte of a streamed answer was there. 0 for answers that went out whole, at the end."""
         self.policy_id = "default"
         self.operation: str | None = None
         self.trace: Trace | None = None
@@ -250,9 +253,23 @@ def not_kept_code(session: Session) -> str | None:
 
 
 def trace_id_of(session: Session) -> str | None:
-    """In hex: the session's own trace, else the caller's."""
-    trace = session.trace
+    """In hex: the session's own trace, else the caller's, else that of the request it replays."""
+    trace = session.trace or session.origin
     return f"{trace.trace_id:032x}" if trace is not None else getattr(session, "caller_trace", None)
+
+
+def time_to_first_byte(session: Session) -> float | None:
+    """Seconds until the app had the first byte of its answer; None where it got none, or opened a tunnel."""
+    if session.first_byte:
+        return session.first_byte - session.started
+    if not session.status or session.outcome in ("cancelled", "tunnelled"):
+        return None
+    return session.ended - session.started
+
+
+def words_of(message: str | None, status: int) -> str:
+    """What was said about a failure; an answer with an error status speaks for itself."""
+    return message or (f"the upstream answered {status}" if status else "")
 
 
 def unkept_of(session: Session) -> str | None:

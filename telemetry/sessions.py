@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from telemetry.record import GOOD, PHASE_WORDS, Attempt, Errand, Session, trace_id_of
+from telemetry.record import GOOD, PHASE_WORDS, Attempt, Errand, Session, time_to_first_byte, trace_id_of, words_of
 from telemetry.redact import Redactor
 from telemetry.timestamps import rfc3339
 
@@ -26,7 +26,7 @@ _SAMPLED = 200
 def is_interesting(session: Session, slow_threshold: float) -> bool:
     """Whether a session is kept, logged and traced whatever the sampling."""
     outcome = session.outcome
-    if outcome not in _QUIET or isinstance(session, Errand):
+    if outcome not in _QUIET or session.fallback_from is not None or isinstance(session, Errand):
         return True
     if outcome == "tunnelled":
         return session.code is not None  # a tunnel is long by nature
@@ -173,7 +173,11 @@ def serialise(session: Session, wall: Wall, redactor: Redactor, server_id: str =
     """A RetrySession as it may be shown."""
     error = None
     if session.code is not None:
-        error = {"type": session.code, "message": redactor.text(session.message or "")}
+        last = session.attempts[-1] if session.attempts else None
+        passed_on = last is not None and last.code == session.code and last.status
+        message = session.message or (words_of(last.message, last.status) if last is not None and passed_on else "")
+        error = {"type": session.code, "message": redactor.text(message)}
+    first_byte = time_to_first_byte(session)
     return {
         "session_id": session.session_id.decode(),
         "policy_id": session.policy_id,
@@ -210,12 +214,14 @@ def serialise(session: Session, wall: Wall, redactor: Redactor, server_id: str =
         "total_attempts": len(session.attempts),
         "retry_count": retry_count(session.attempts),
         "total_duration": round(session.ended - session.started, 6),
+        "time_to_first_byte": None if first_byte is None else round(first_byte, 6),
     }
 
 
 def serialise_attempt(number: int, attempt: Attempt, wall: Wall, redactor: Redactor) -> dict[str, Any]:
     """A RetryAttempt as it may be shown."""
     code, decision = attempt.code, attempt.decision
+    said = words_of(attempt.message, attempt.status)
     return {
         "attempt_number": number,
         "timestamp": rfc3339(wall(attempt.started)),
@@ -232,7 +238,7 @@ def serialise_attempt(number: int, attempt: Attempt, wall: Wall, redactor: Redac
         "status": attempt.status or None,
         "success": code is None,
         "outcome": attempt_outcome(code),
-        "error": None if code is None else {"type": code, "message": redactor.text(attempt.message or "")},
+        "error": None if code is None else {"type": code, "message": redactor.text(said)},
         "decision": None
         if decision is None
         else {

@@ -138,7 +138,11 @@ class Signals:
             self.metrics.observe(session)
             self.aggregates.observe(session)
             trace = session.trace
-            if session.outcome == "first_try" and session.ended - session.started <= self._slow:
+            if (
+                session.outcome == "first_try"
+                and session.fallback_from is None
+                and session.ended - session.started <= self._slow
+            ):
                 self._until_sample -= 1
                 if self._until_sample and not self._access and (trace is None or not trace.sampled):
                     if trace is not None:
@@ -146,6 +150,13 @@ class Signals:
                     return
             self._observe_closely(session, complete)
         except Exception as error:  # the request is over and was served; only telemetry has a problem
+            self._failed(error)
+
+    def attempt_begun(self, session: Session) -> None:
+        """Another attempt of a session that goes on: told when it happens, not when the session has ended."""
+        try:
+            self.events.attempt_begun(session)
+        except Exception as error:  # as above
             self._failed(error)
 
     def errand_ended(self, errand: Errand, complete: Callable[[], None]) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from telemetry import names
 from telemetry.record import ATTEMPT_KINDS, OUTCOMES, Session
 
+_OPERATIONS = 256  # of (operation, outcome): more than any configuration names is folded
 _PAIRS = 64  # (method, status) pairs an upstream may bring; more is abuse, and folded
 
 
@@ -66,7 +67,10 @@ class Tally:
         "configured",
         "connection_wait",
         "failure",
+        "first_byte",
         "healthy",
+        "late",
+        "operations",
         "per_session",
         "probes",
         "rejections",
@@ -93,6 +97,11 @@ class Tally:
         self.failure = Histogram(names.LATENCY_BUCKETS)
         self.attempt_success = Histogram(names.LATENCY_BUCKETS)
         self.attempt_failure = Histogram(names.LATENCY_BUCKETS)
+        self.late = Histogram(names.LATENCY_BUCKETS)
+        """Durations at whose end the first byte had long gone out, or never went: see `to_first_byte`."""
+        self.first_byte = Histogram(names.LATENCY_BUCKETS)
+        """… and when it went out instead."""
+        self.operations: Counter[tuple[str, str]] = Counter()
         self.per_session = Histogram(names.ATTEMPTS_BUCKETS)
         self.backoff = Histogram(names.BACKOFF_BUCKETS)
         self.connection_wait = Histogram(names.FAST_BUCKETS)
@@ -122,6 +131,26 @@ class Tally:
             or self.caller_resends
             or any(self.suppressed.values())
         )
+
+    def streamed(self, duration: float, first_byte: float) -> None:
+        """An answer that began before it ended."""
+        self.late.observe(duration)
+        self.first_byte.observe(first_byte)
+
+    def of_operation(self, operation: str, outcome: str) -> None:
+        pair = (operation, outcome)
+        if pair not in self.operations and len(self.operations) >= _OPERATIONS:
+            pair = (names.OTHER, outcome)
+        self.operations[pair] += 1
+
+    def to_first_byte(self) -> Histogram:
+        """Most answers go out whole: their first byte is as late as their last, and they cost nothing here. Only what
+        was streamed has both times of its own."""
+        made = Histogram(names.LATENCY_BUCKETS)
+        for index in range(len(made.counts)):
+            made.counts[index] = self.success.counts[index] - self.late.counts[index] + self.first_byte.counts[index]
+        made.total = self.success.total - self.late.total + self.first_byte.total
+        return made
 
     def new_pair(self, method: str, status: int) -> None:
         """A method and status not seen before at this upstream: bounded, so that a peer cannot create series."""

@@ -12,7 +12,7 @@ import pytest
 from sidecar.admin import events as live_events
 from tests.conftest import Running, Starter
 from tests.doubles.app import App, Reply
-from tests.doubles.records import exhausted, recovered
+from tests.doubles.records import exhausted, lived, recovered
 from tests.test_admin import admin, at_fault
 
 
@@ -99,7 +99,8 @@ async def test_events_are_told_as_they_happen(start_sidecar: Starter) -> None:
     reader = await Reader.connect(sidecar)
     assert "text/event-stream; charset=utf-8" == reader.head.get("content-type")
     assert "no-store" == reader.head.get("cache-control")
-    sidecar.proxy.signals.observe(recovered(target="/x?token=secret"))
+    signals = sidecar.proxy.signals
+    signals.observe(lived(signals, recovered(target="/x?token=secret")))
     sidecar.proxy.signals.breaker_changed("payments", "a.test:443", "closed", "open", "5 calls in a row failed")
     told = [await reader.event() for _ in range(3)]
     assert ["retry_attempt", "retry_success", "circuit_breaker_opened"] == [event.type for event in told]
@@ -114,7 +115,7 @@ async def test_a_reader_begins_with_what_happens_after_it_came(start_sidecar: St
     tell(sidecar, 3)
     reader = await Reader.connect(sidecar)
     sidecar.proxy.signals.observe(exhausted())
-    assert "retry_attempt" == (await reader.event()).type
+    assert "retry_failure" == (await reader.event()).type
 
 
 async def test_a_reader_that_comes_back_goes_on_after_the_last_it_saw(start_sidecar: Starter) -> None:

@@ -11,7 +11,7 @@ import pytest
 from telemetry.events import Events, RetryEvent, as_line, as_sse, serialise
 from telemetry.names import RETRY_EVENTS
 from telemetry.redact import Redactor
-from tests.doubles.records import ARRIVED, attempt, exhausted, healthy, recovered, retry, session, wall
+from tests.doubles.records import ARRIVED, attempt, exhausted, healthy, lived, recovered, retry, session, wall
 
 R = Redactor()
 
@@ -19,7 +19,7 @@ R = Redactor()
 def events(*made: Any) -> list[RetryEvent]:
     published = Events(wall)
     for each in made:
-        published.session_ended(each)
+        published.session_ended(lived(published, each))
     return published.recent()[::-1]
 
 
@@ -46,11 +46,28 @@ def test_a_recovered_session_tells_each_retry_and_its_success() -> None:
             "status": 200,
             "endpoint": "a.test:443",
             "kind": "retry",
-            "last_error": {"type": "TEMPORARY_UNAVAILABLE", "message": ""},
+            "last_error": {"type": "TEMPORARY_UNAVAILABLE", "message": "the upstream answered 503"},
         },
     } == {name: value for name, value in first.items() if name != "event_id"}
     assert ("careful", 2) == (last["policy_id"], last["attempt"])
     assert first["event_id"] != last["event_id"]
+
+
+def test_a_retry_is_told_when_it_begins_by_a_session_that_has_no_outcome_yet() -> None:
+    published, made = Events(wall), recovered()
+    made.outcome = ""
+    published.attempt_begun(made)
+    (event,) = published.recent()
+    assert ("retry_attempt", 2, None) == (event.type, event.attempt, serialise(event, R)["context"]["outcome"])
+    del made.attempts[1]  # refused before it was dialled
+    assert "attempt" not in serialise(event, R)
+
+
+def test_an_answer_that_is_a_failure_says_so_in_words() -> None:
+    failed = session("exhausted", attempt(status=503, code="TEMPORARY_UNAVAILABLE"), status=503)
+    failed.code = "TEMPORARY_UNAVAILABLE"
+    (told,) = (serialise(event, R) for event in events(failed))
+    assert {"type": "TEMPORARY_UNAVAILABLE", "message": "the upstream answered 503"} == told["error"]
 
 
 def test_a_failed_session_tells_its_error() -> None:
@@ -91,7 +108,7 @@ def test_a_state_change_has_the_fields_that_a_session_would_bring() -> None:
 
 
 def test_every_type_of_the_model_has_a_name() -> None:
-    assert 11 == len(set(RETRY_EVENTS))
+    assert 12 == len(set(RETRY_EVENTS))
     assert {event.type for event in events(recovered(), exhausted())} <= set(RETRY_EVENTS)
 
 
@@ -122,7 +139,7 @@ async def test_a_reader_hears_what_happens_from_now_on() -> None:
     published = Events(wall)
     published.session_ended(exhausted())
     reader = published.subscribe()
-    published.session_ended(recovered())
+    published.session_ended(lived(published, recovered()))
     assert ["retry_attempt", "retry_success"] == [event.type for event in await taken(reader, 2)]
     assert 1 == published.readers
     reader.close()

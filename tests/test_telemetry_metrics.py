@@ -31,6 +31,8 @@ CONTRACT = {
     "sessions_total": "upstream outcome",
     "request_duration_seconds": "upstream result",
     "session_attempts": "upstream",
+    "time_to_first_byte_seconds": "upstream",
+    "operation_sessions_total": "upstream operation outcome",
     "session_backoff_seconds": "upstream",
     "overhead_seconds": "",
     "upstream_attempts_total": "upstream kind result",
@@ -302,7 +304,7 @@ def sessions(draw: st.DrawFn) -> Session:
                 breaker=draw(st.sampled_from(["closed", "closed", "half_open"])),
             )
         )
-    return session(
+    made = session(
         outcome,
         *attempts,
         method=draw(st.sampled_from(["GET", "POST"])),
@@ -312,7 +314,11 @@ def sessions(draw: st.DrawFn) -> Session:
         waited=draw(st.sampled_from([0.0, 0.0, 0.5])),
         caller_resend=draw(st.booleans()),
         extra=draw(st.floats(0, 1)),
+        operation=draw(st.sampled_from([None, None, "pay"])),
     )
+    if outcome != "tunnelled" and draw(st.booleans()):
+        made.first_byte = made.started + (made.ended - made.started) * draw(st.floats(0.01, 1))
+    return made
 
 
 @settings(deadline=None)
@@ -344,6 +350,18 @@ def test_whatever_happened_the_registry_agrees_with_a_naive_recount(storm: list[
     assert sum(each.caller_resend for each in storm) == total("caller_resends_total")
     good, bad = metrics.good_and_bad()
     assert (sum(each.outcome in GOOD for each in storm), sum(each.outcome in BAD for each in storm)) == (good, bad)
+    whole = [one for one in storm if one.outcome not in BAD | {"tunnelled"}]
+    waits = [
+        (one.first_byte or one.ended) - one.started for one in whole if one.first_byte or one.outcome != "cancelled"
+    ]
+    assert len(waits) == total("time_to_first_byte_seconds_count")
+    assert abs(sum(waits) - total("time_to_first_byte_seconds_sum")) < 1e-6
+    for bound in (0.005, 0.1, 1.0):
+        fast = sum(wait <= bound for wait in waits)
+        assert fast == total("time_to_first_byte_seconds_bucket", le=str(bound))
+    assert {
+        word: count for word in OUTCOMES if (count := total("operation_sessions_total", operation="pay", outcome=word))
+    } == Counter(one.outcome for one in storm if one.operation == "pay")
     assert abs(total("overhead_seconds_sum") - sum(_overhead(each) for each in storm)) < 1e-6
 
 

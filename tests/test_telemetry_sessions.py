@@ -179,6 +179,7 @@ def test_a_session_is_shown_as_a_retry_session() -> None:
         "total_attempts": 2,
         "retry_count": 1,
         "total_duration": 0.451,
+        "time_to_first_byte": 0.451,
     } == shown
     assert {
         "attempt_number": 1,
@@ -246,3 +247,30 @@ def test_the_correlation_is_the_callers_else_the_traces_else_the_sessions(facts:
 )
 def test_an_attempt_comes_out_in_one_of_four_words(code: str | None, word: str) -> None:
     assert word == attempt_outcome(code)
+
+
+def test_the_time_to_the_first_byte_is_that_of_the_stream_or_of_the_whole_answer() -> None:
+    streamed, whole, gone = healthy(took=2.0), healthy(took=2.0), session("cancelled", attempt(took=1), status=200)
+    streamed.first_byte = streamed.started + 0.25
+    shown = [serialise(one, wall, Redactor())["time_to_first_byte"] for one in (streamed, whole, gone)]
+    assert [0.25, 2.001, None] == shown
+
+
+def test_an_answer_that_is_a_failure_has_a_message() -> None:
+    failed = session("exhausted", attempt(status=503, code="TEMPORARY_UNAVAILABLE"), status=503)
+    failed.code = "TEMPORARY_UNAVAILABLE"
+    shown = serialise(failed, wall, Redactor())
+    said = {"type": "TEMPORARY_UNAVAILABLE", "message": "the upstream answered 503"}
+    assert (said, said) == (shown["final_error"], shown["attempts"][0]["error"])
+
+
+def test_a_fallback_that_answers_at_once_is_worth_looking_at() -> None:
+    assert not is_interesting(healthy(), 10)
+    assert is_interesting(healthy(fallback_from="payments-main"), 10)
+
+
+def test_a_session_without_a_trace_of_ours_names_the_callers() -> None:
+    made = healthy()
+    made.caller_trace = f"{0xAB:032x}"
+    shown = serialise(made, wall, Redactor())
+    assert (f"{0xAB:032x}", f"{0xAB:032x}") == (shown["trace_id"], shown["correlation_id"])

@@ -19,7 +19,7 @@ from telemetry.record import OUTCOMES, Session, Trace
 from telemetry.sessions import Wanted
 from telemetry.signals import Signals
 from tests.doubles.otlp import attributes, http_collector
-from tests.doubles.records import ARRIVED, attempt, exhausted, healthy, recovered, retry, session, stop, wall
+from tests.doubles.records import ARRIVED, attempt, exhausted, healthy, lived, recovered, retry, session, stop, wall
 
 ROOT = Path(__file__).resolve().parent.parent
 T = "TEMPORARY_UNAVAILABLE"
@@ -310,7 +310,7 @@ def test_a_state_change_that_cannot_be_told_raises_nothing(make_signals: Make) -
 def test_the_event_file_gets_every_event_as_a_line(make_signals: Make, tmp_path: Path) -> None:
     path = tmp_path / "events" / "events.jsonl"
     signals = make_signals(events={"file": str(path)})
-    signals.observe(recovered())
+    signals.observe(lived(signals, recovered()))
     signals.breaker_changed("payments", "a.test:443", "closed", "open")
     signals.writer.flush()
     signals.writer.flush()
@@ -408,8 +408,8 @@ def test_what_was_left_out_is_told_after_a_minute_with_what_the_disk_refused(
     (told,) = (line for line in signals.said() if line["event_name"] == "sidecar.log.suppressed")
     for each in ("600 × sidecar.session.completed (error)", "200 × error record (error)"):
         assert each in told["body"]
-    assert "1400 × event in telemetry.events.file (info)" in told["body"]
-    assert 1400 == signals.value("log_records_suppressed_total", level="info")
+    assert "700 × event in telemetry.events.file (info)" in told["body"]
+    assert 700 == signals.value("log_records_suppressed_total", level="info")
     signals.tick(ARRIVED + 122)
     assert 1 == sum(line["event_name"] == "sidecar.log.suppressed" for line in signals.said())
 

@@ -29,6 +29,7 @@ FIRST_SUCCESS = ratio(
     'sum(rate(sidecar_upstream_attempts_total{$S,kind="first"}[$W]))',
 )
 LATENCY = "sidecar_request_duration_seconds_bucket{$S}"
+FIRST_BYTE = "sidecar_time_to_first_byte_seconds_bucket{$S}"
 OVERHEAD = "sidecar_overhead_seconds_bucket{$I}"
 
 
@@ -199,6 +200,16 @@ def _times() -> Line:
                 links=[sessions_link(), traces_link("span.sidecar.session.attempts>1")],
             ),
             series(
+                "Time to first byte p50/p95",
+                "Time until the app had the first byte of an answer that did not fail, backoff and queues included: "
+                "what a person in front of a streamed answer waits for. Far below «Latency» the rest is streaming; "
+                "equal to it, answers come whole. If it rises, `sidecar inflight` shows what calls wait for.",
+                "s",
+                Query(quantile(0.5, FIRST_BYTE, "upstream"), "{{upstream}} p50"),
+                Query(quantile(0.95, FIRST_BYTE, "upstream"), "{{upstream}} p95"),
+                links=[sessions_link("upstream")],
+            ),
+            series(
                 "Sidecar's own overhead p50/p99",
                 "App-visible time minus attempts and waiting: what the sidecar itself costs. A p50 above a few "
                 "milliseconds: it lacks CPU, see «Event-loop lag» in «Sidecar internals». A p99: calls with an "
@@ -241,6 +252,17 @@ def _answers() -> Line:
                 Query("sum by (reason) (rate(sidecar_denied_total{$I}[$W]))", "{{reason}}"),
                 Query("sum by (reason) (rate(sidecar_malformed_requests_total{$I}[$W]))", "malformed: {{reason}}"),
                 links=[sessions_link(outcome="denied")],
+            ),
+            series(
+                "Failures by operation",
+                "Calls that failed for good, by the operation of the configuration they belong to. One line far above "
+                "the others is one kind of call in trouble, not the upstream: `sidecar sessions --upstream UPSTREAM`.",
+                "reqps",
+                Query(
+                    "sum by (upstream, operation) (rate(sidecar_operation_sessions_total{$S,$BAD}[$W]))",
+                    "{{upstream}} {{operation}}",
+                ),
+                links=[sessions_link("upstream")],
             ),
             series(
                 "Retries of the caller",

@@ -22,6 +22,7 @@ from sidecar.admin.errors import Errors
 from sidecar.admin.events import LiveEvents
 from sidecar.admin.guard import Guard
 from sidecar.admin.ids import Ids
+from sidecar.admin.inflight import UnderWay
 from sidecar.admin.jobs import Jobs
 from sidecar.admin.keys import Keys
 from sidecar.admin.measures import Measures
@@ -60,6 +61,7 @@ class Api:
             *Breakers(proxy, changes).routes(),
             *Retries(proxy, reloading, changes).routes(),
             *Sessions(proxy, changes).routes(),
+            *UnderWay(proxy).routes(),
             *self.events.routes(),
             *Measures(proxy, changes).routes(),
             *Errors(proxy).routes(),

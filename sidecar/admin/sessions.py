@@ -127,6 +127,8 @@ class SessionShown(Answer):
     total_attempts: int
     retry_count: int
     total_duration: float
+    time_to_first_byte: float | None
+    """Until the app had the first byte of its answer."""
 
 
 class StepShown(Answer):

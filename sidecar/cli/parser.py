@@ -21,6 +21,7 @@ COMMANDS = {
     "check": "sidecar.cli.checking:check",
     "schema": "sidecar.cli.schema:schema",
     "sessions": "sidecar.cli.sessions:sessions",
+    "inflight": "sidecar.cli.inflight:inflight",
     "explain": "sidecar.cli.explaining:explain",
     "breakers": "sidecar.cli.breakers:breakers",
     "dlq": "sidecar.cli.dlq:dlq",
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     _add_check(commands)
     commands.add_parser("schema", help="print the JSON Schema of the configuration file")
     _add_sessions(commands)
+    _add_inflight(commands)
     _add_explain(commands)
     _add_breakers(commands)
     add_dlq(commands, _add_talking)
@@ -212,6 +214,24 @@ def _add_check(commands: Any) -> None:
     _add_config(check)
     check.add_argument("--host", metavar="HOST", help="a host, host:port or url: what happens to requests for it")
     _add_json(check)
+
+
+_WAITS = (
+    *("routing", "max_in_flight", "rate_limit_gate", "store", "connection", "upload", "answer", "backoff"),
+    *("streaming", "tunnel"),
+)
+
+
+def _add_inflight(commands: Any) -> None:
+    inflight = commands.add_parser(
+        "inflight",
+        help="requests that have not ended: what each waits for, and since when",
+        description="Requests that have not ended, the oldest first: what each waits for, and since when.",
+    )
+    inflight.add_argument("--upstream", metavar="NAME", help="only those to this upstream")
+    inflight.add_argument("--waits-for", choices=_WAITS, help="only those that wait for this")
+    inflight.add_argument("--limit", type=_count, default=100, metavar="N", help="at most so many (default: 100)")
+    _add_talking(inflight)
 
 
 def _add_sessions(commands: Any) -> None:

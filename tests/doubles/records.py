@@ -109,3 +109,14 @@ def exhausted(**facts: Any) -> Session:
         suppressed="attempts",
         **facts,
     )
+
+
+def lived(told: Any, made: Session) -> Session:
+    """`told` hears of a session's attempts as they begin, as the exchange tells of them. Its end is not told."""
+    attempts, made.attempts = made.attempts, made.attempts[:1]
+    outcome, made.outcome = made.outcome, ""
+    for each in attempts[1:]:
+        made.attempts.append(each)
+        told.attempt_begun(made)
+    made.outcome = outcome
+    return made
