@@ -140,6 +140,20 @@ async def test_users_of_the_listener_who_show_no_other_credential_share_no_answe
     assert [b"1", b"2", b"1"] == [(await app.ask(post(who))).body for who in (alice, bob, alice)]
 
 
+async def test_the_key_of_another_caller_is_no_resend(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any
+) -> None:
+    """Who sends a key a second time is retrying, which is counted; two callers with one key are none."""
+    upstream = await start_upstream(counting())
+    sidecar = await start_sidecar(upstreams=route(upstream, idempotency={"enabled": False}))
+    app = await sidecar.app()
+    resends = []
+    for who in ("alice", "bob", "alice"):
+        await app.ask(post(f"Cookie: {who}"))
+        resends.append(sidecar.proxy.metrics.registry.get_sample_value("sidecar_caller_resends_total", {"upstream": "u"}))
+    assert [0, 0, 1] == [count or 0 for count in resends]
+
+
 # ---- jobs --------------------------------------------------------------------------------------------------------
 
 
