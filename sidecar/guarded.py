@@ -70,7 +70,8 @@ class Guarded(Downstream):
 
     async def _check(self, request: GuardedRequest, credentials: bytes) -> None:
         try:
-            await self._guard.verify(credentials)
+            peer = None if self.transport is None else self.transport.get_extra_info("peername")
+            await self._guard.verify(credentials, str(peer[0]) if peer else "")
         except Refused as refused:
             request.refusal = refused
         finally:

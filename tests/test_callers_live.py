@@ -150,7 +150,9 @@ async def test_the_key_of_another_caller_is_no_resend(
     resends = []
     for who in ("alice", "bob", "alice"):
         await app.ask(post(f"Cookie: {who}"))
-        resends.append(sidecar.proxy.metrics.registry.get_sample_value("sidecar_caller_resends_total", {"upstream": "u"}))
+        resends.append(
+            sidecar.proxy.metrics.registry.get_sample_value("sidecar_caller_resends_total", {"upstream": "u"})
+        )
     assert [0, 0, 1] == [count or 0 for count in resends]
 
 

@@ -155,6 +155,11 @@ def find_token(chosen: argparse.Namespace, environ: Mapping[str, str]) -> str | 
         named_by = f"--token-file {chosen.token_file}"
         try:
             token = chosen.token_file.read_text().strip()
+            if chosen.token_file.stat().st_mode & 0o077:
+                print(
+                    f"Warning: {chosen.token_file} can be read by others on this machine; `chmod 600` it.",
+                    file=sys.stderr,
+                )
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not text"
             raise Failed(f"{named_by}: cannot be read: {why}", 2) from None

@@ -307,6 +307,12 @@ def _add_tokens(commands: Any) -> None:
     for action in (new, revoke):
         action.add_argument("name", metavar="NAME", help="whose it is; the audit calls them so")
     new.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="write the token to a new FILE that only you can read, instead of printing it",
+    )
+    new.add_argument(
         "--role", choices=ROLES, default="read", help="read may only look, operate may change (default: read)"
     )
     for action in (new, revoke, listing):

@@ -1,7 +1,8 @@
 """`sidecar tokens`: who may ask the admin port.
 
 Law: the file is replaced as a whole, so that a running sidecar never reads half of it. A token is printed once, alone
-on standard output; what there is to say about it goes to standard error.
+on standard output, or written to a file that only its owner can read; what there is to say about it goes to standard
+error.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -41,12 +43,44 @@ def _new(chosen: argparse.Namespace, path: Path, lines: list[str], known: tuple[
     if any(chosen.name == token.name for token in known):
         raise Failed(f"{chosen.name} has a token in {path}; `sidecar tokens revoke {chosen.name}` takes it away", 1)
     made = new_token()
+    if chosen.save is not None:
+        _save(chosen.save, made)
     _replace(path, [*(lines or [_HEADER]), str(Token(chosen.name, chosen.role, digest_of(made)))])
-    shown = {"name": chosen.name, "role": chosen.role, "token": made, "file": str(path)}
-    print(json.dumps(shown) if chosen.json else made)
+    shown = {"name": chosen.name, "role": chosen.role, "file": str(path)}
     told = f"The token of {chosen.name} ({chosen.role}) is in {path} as a digest; it is not shown again."
+    if chosen.save is not None:
+        print(json.dumps(shown | {"saved": str(chosen.save)}) if chosen.json else chosen.save)
+        print(f"{told} It was written to {chosen.save}, for --token-file; only you can read that.", file=sys.stderr)
+        return 0
+    print(json.dumps(shown | {"token": made}) if chosen.json else made)
     print(f"{told} Use it with SIDECAR_ADMIN_TOKEN, or in a file with --token-file.", file=sys.stderr)
+    if _others_may_read_what_is_printed():
+        print(
+            "Warning: the file that standard output goes to can be read by others: `chmod 600` it, "
+            "or let --save FILE write one that only you can read.",
+            file=sys.stderr,
+        )
     return 0
+
+
+def _save(path: Path, token: str) -> None:
+    """Before the digest is kept: a token that nobody has opens nothing."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise Failed(f"{path} exists; --save writes a new file, so name another or remove it", 1) from None
+    except OSError as error:
+        raise Failed(f"{path} cannot be written: {error.strerror}") from None
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f"{token}\n")
+
+
+def _others_may_read_what_is_printed() -> bool:
+    try:
+        seen = os.fstat(sys.stdout.fileno())
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(seen.st_mode) and seen.st_mode & 0o077 != 0
 
 
 def _revoke(chosen: argparse.Namespace, path: Path, lines: list[str], known: tuple[Token, ...]) -> int:
