@@ -70,8 +70,8 @@ async def between(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bet
         yield Between(script, sidecar, upstream)
 
 
-def request_of(method: bytes) -> bytes:
-    return b"%b /case HTTP/1.1\r\nHost: %b\r\n\r\n" % (method, HOST.encode())
+def request_of(method: bytes, version: bytes = b"1.1") -> bytes:
+    return b"%b /case HTTP/%b\r\nHost: %b\r\n\r\n" % (method, version, HOST.encode())
 
 
 async def directly(case: Case, method: bytes, between: Between) -> rfc9112.Reading:
@@ -143,6 +143,33 @@ async def test_an_answer_reaches_the_app_as_it_was_or_not_at_all_and_no_byte_of_
     if direct.end != rfc9112.CLEAN:
         (_, first), (_, second) = script.asked[-2:]  # a kept connection may have died under the first
         assert first != second, "a connection that has said too much, or good-bye, is not used again"
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+async def test_an_app_of_http10_gets_it_without_chunks_interim_answers_and_doubts_about_its_end(
+    case: Case, between: Between
+) -> None:
+    method, script = case.headers.get("asked", "GET").encode(), between.script
+    script.case = case
+    direct = await directly(case, method, between)
+    wire = await Wire.to(between.sidecar.address)
+    try:
+        await wire.send(request_of(method, b"1.0"))
+        reading = await wire.answer(method)
+        assert b"" == await wire.rest()
+    finally:
+        wire.close()
+    what, _, status = case.headers["expect"].partition(" ")
+    if what == "cut":
+        assert wire.reset or not reading.messages[-1].whole, "a plain end would look complete"
+        return
+    (message,) = reading.messages
+    assert ([], False, True) == (message.all(b"transfer-encoding"), wire.reset, message.whole)
+    if what == "refused":
+        assert int(status) == message.status
+    else:
+        sent = direct.messages[-1]
+        assert as_passed_on(sent)[:-1] == as_arrived(message, sent)[:-1]
 
 
 def check(case: Case, direct: rfc9112.Reading, reading: rfc9112.Reading, wire: Wire) -> None:
