@@ -52,3 +52,26 @@ def without(fields: tuple[Field, ...], *names: bytes) -> tuple[Field, ...]:
 def one_framing(message: Message) -> bool:
     """At most one of both, once."""
     return len(message.all(b"content-length")) + len(message.all(b"transfer-encoding")) <= 1
+
+
+def answer_passed_on(message: Message) -> tuple[object, ...]:
+    """What of an answer has to arrive."""
+    fields = passed(message)
+    return (message.status, message.start[13:], fields, message.body, trailers(message))
+
+
+def answer_arrived(message: Message, sent: Message) -> tuple[object, ...]:
+    """The same of what has arrived, without what a proxy adds."""
+    assert message.start.startswith(b"HTTP/1.1 ")
+    assert one_framing(message), message.fields
+    via = [value for name, value in message.fields if name.lower() == b"via"]
+    assert via and via[-1].startswith(b"1.1 sidecar-"), "a proxy names itself behind those that were there"
+    gone = {b"connection", b"content-length", b"transfer-encoding"}
+    if not any(name.lower() == b"date" for name, _ in passed(sent)):
+        gone.add(b"date")
+    fields = tuple(
+        (name, value)
+        for name, value in without(message.fields, *gone)
+        if (name, value) != (b"Via", via[-1]) and not name.startswith(b"x-sidecar-")
+    )
+    return (message.status, message.start[13:], fields, message.body, message.trailers)
