@@ -23,13 +23,18 @@ def _status_lines() -> dict[int, bytes]:
 
 
 STATUS_LINES = _status_lines()
+_CONTROL = bytes({*range(0x20), 0x7F} - {0x09})
 _REASONS = {code: line[13:-2] for code, line in STATUS_LINES.items()}
 
 
 def status_line(status: int, reason: bytes) -> bytes:
-    """The upstream's own reason phrase, from the table when it is the usual one."""
-    if _REASONS.get(status) == reason:
+    """The upstream's own reason phrase, from the table when it is the usual one, or when its own has bytes that do not
+    belong there (RFC 9112, 4): control characters, which llhttp lets through, do things to terminals and logs."""
+    usual = _REASONS.get(status)
+    if usual == reason:
         return STATUS_LINES[status]
+    if reason.translate(None, _CONTROL) != reason:
+        reason = usual or b""
     return b"HTTP/1.1 %d %b\r\n" % (status, reason)
 
 

@@ -7,10 +7,14 @@ stripped. Everything else, another host above all, stays byte for byte.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from sidecar.failures import Malformed
 from sidecar.routing import DEFAULT_PORTS, parse_authority, split_absolute
+
+# A path that begins with two slashes is read as another host. Browsers take a backslash for a slash, and read over tabs.
+_NAMES_A_HOST = re.compile(rb"\t*[/\\]\t*[/\\]")
 
 IsSameUpstream = Callable[[str, int], bool]
 """Of a host and a port."""
@@ -25,9 +29,16 @@ def led_back(value: bytes, route: bytes, *, stripped: bool, same_upstream: IsSam
     if path is None:
         return value
     if stripped:
-        return (route + path) or b"/"
+        return _on_this_host(route + path)
     under_route = path.startswith(route) and path[len(route) : len(route) + 1] in (b"", b"/", b"?", b"#")
-    return path if under_route else value
+    return _on_this_host(path) if under_route else value
+
+
+def _on_this_host(path: bytes) -> bytes:
+    """The path as a reference that stays with the host that was asked, written as the URL standard does it."""
+    if _NAMES_A_HOST.match(path):
+        return b"/." + path
+    return path or b"/"
 
 
 def _path_at_upstream(value: bytes, same_upstream: IsSameUpstream) -> bytes | None:

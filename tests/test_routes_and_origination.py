@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 import pytest
 
@@ -54,6 +55,17 @@ def test_a_location_of_the_same_upstream_leads_back_by_the_route(given: str, str
 
     for strip, expected in ((True, stripped), (False, kept)):
         assert expected.encode() == led_back(given.encode(), b"/api", stripped=strip, same_upstream=same)
+
+
+@pytest.mark.parametrize("path", ["//evil.test/x", "/\\evil.test/x", "/\t/evil.test/x", "///x", "/\\/x"])
+@pytest.mark.parametrize("stripped", [True, False])
+def test_a_path_that_could_be_read_as_another_host_leads_back_to_this_one(path: str, stripped: bool) -> None:
+    given = f"https://a.test{path}".encode()
+    found = led_back(given, b"", stripped=stripped, same_upstream=lambda *_: True).decode()
+    assert f"/.{path}" == found
+    joined = urljoin("http://s:4140/a/b", found)
+    assert ("s:4140", path.replace("\t", "")) == (urlsplit(joined).netloc, joined.removeprefix("http://s:4140"))
+    assert f"/api{path}".encode() == led_back(given, b"/api", stripped=True, same_upstream=lambda *_: True)
 
 
 def test_a_route_for_everything_adds_nothing() -> None:

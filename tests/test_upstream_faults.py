@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App, Reply
-from tests.doubles.faults import last_session
+from tests.doubles.faults import in_turn, last_session
 from tests.doubles.upstream import Script, Talk, Upstream, always, answer
 
 ONE_ATTEMPT = True
@@ -246,6 +246,16 @@ async def test_an_invalid_answer_is_a_502_and_its_connection_is_not_used_again(
         assert_error(reply, 502, "PROTOCOL_ERROR")
     assert 2 == upstream.connections
     assert {"exhausted": 2} == sidecar.outcomes
+
+
+@pytest.mark.parametrize("reason", ["a\0b", "\x1b]0;owned\x07", "O\x7fK", "\x01"])
+async def test_a_reason_phrase_with_control_characters_is_replaced_by_the_usual_one(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Route, reason: str
+) -> None:
+    upstream = await start_upstream(in_turn(*(answer(b"ok", f"{status} {reason}") for status in (200, 299))))
+    app = await (await start_sidecar(upstreams=route(upstream))).app()
+    replies = [await app.ask(GET), await app.ask(GET)]
+    assert [(200, "OK", b"ok"), (299, "", b"ok")] == [(reply.status, reply.reason, reply.body) for reply in replies]
 
 
 @pytest.mark.parametrize("status", [600, 625, 777, 999])
