@@ -19,7 +19,7 @@ from sidecar import clock
 from sidecar.exchange import Exchange
 from sidecar.failures import Malformed, Refused
 from sidecar.incoming import find_destination, find_tunnel
-from sidecar.request import Request, RequestReader, head_too_large, unparsable
+from sidecar.request import Request, RequestReader, head_too_large, request_parser, unparsable
 from sidecar.turn import Gathering, released
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ class Downstream(RequestReader):
         "_sink",
         "_switched",
         "_unparsed",
-        "head_since",
         "idle_since",
         "proxy",
     )
@@ -59,8 +58,10 @@ class Downstream(RequestReader):
         self.proxy = manager.proxy
         self._held = manager.proxy.held
         self._parser = None  # aiohttp's own
-        self.parser = httptools.HttpRequestParser(self)
+        self.parser = request_parser(self)
         self._arriving = None
+        self._begun = b""
+        self._stands_for = None
         self._body = None
         self._body_again = None
         self._last = None
@@ -180,9 +181,9 @@ class Downstream(RequestReader):
         except httptools.HttpParserUpgrade as switch:
             self._switch(data[switch.args[0] :])
         except httptools.HttpParserError as error:
-            self._parse_failed(unparsable(error))
+            self._parse_otherwise(data, error)
         if self._arriving is not None:
-            self._head_goes_on()
+            self._head_goes_on(data)
             return
         self.head_since = 0.0
         if body is not None and body is self._body:
@@ -191,10 +192,29 @@ class Downstream(RequestReader):
             if self._head_bytes > self._head_limit:
                 self._parse_failed(head_too_large())
 
-    def _head_goes_on(self) -> None:
+    def _parse_otherwise(self, data: bytes, error: httptools.HttpParserError) -> None:
+        """llhttp has stopped. What follows cannot be parsed, or only in other words."""
+        instead = self.read_with_stand_in(data, error)
+        if instead is None:
+            self._parse_failed(unparsable(error))
+            return
+        if not instead:
+            return
+        try:
+            self.parser.feed_data(instead)
+        except httptools.HttpParserUpgrade as switch:
+            self._switch(instead[switch.args[0] :])
+        except httptools.HttpParserError as failed:
+            self._parse_failed(unparsable(failed))
+
+    def _head_goes_on(self, data: bytes) -> None:
         """The beginning of a head is here."""
         if self.head_since == 0.0:
             self.head_since = clock.monotonic()
+            self._begun = b""
+        if self._begun is not None:
+            on_its_own = self._head_bytes == len(self._begun) + len(data)
+            self._begun = self._begun + data if on_its_own else None
         too_long = self.head_too_long()
         if too_long is not None and not self._deaf:
             self._parse_failed(too_long)

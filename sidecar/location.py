@@ -13,7 +13,7 @@ from collections.abc import Callable
 from sidecar.failures import Malformed
 from sidecar.routing import DEFAULT_PORTS, parse_authority, split_absolute
 
-# A path that begins with two slashes is read as another host. Browsers take a backslash for a slash, and read over tabs.
+# A path that begins with two slashes names another host. Browsers take a backslash for a slash and read over tabs.
 _NAMES_A_HOST = re.compile(rb"\t*[/\\]\t*[/\\]")
 
 IsSameUpstream = Callable[[str, int], bool]

@@ -4,10 +4,15 @@ Law: a field is classified once, when the parser hands it over; after the head a
 sent and the few facts an exchange asks for. Framing and hop-by-hop fields are never copied (R1, R16), everything
 else keeps its bytes, its case and its order (R7). What llhttp accepts and a proxy must not is refused here, as
 `Malformed`; raised out of a callback, where the parser must not go on, it comes back through `unparsable`.
+
+llhttp knows a list of methods and three versions. How a request is framed depends on neither (but for CONNECT, which it
+knows), so a head that begins with another method, or that says HTTP/1.2, is read with a stand-in
+(`read_with_stand_in`).
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -20,6 +25,7 @@ from sidecar.headers import (
     CALLER,
     CONNECTION,
     CONTENT_LENGTH,
+    CRLF,
     DROP,
     EXPECT,
     HOST,
@@ -58,6 +64,17 @@ _METHODS = {
         "SUBSCRIBE UNBIND UNLINK UNLOCK UNSUBSCRIBE"
     ).split()
 }
+_STAND_IN = b"UNBIND"
+"""Read in the place of methods that llhttp does not know. Whoever sends it gets it too."""
+_METHODS[_STAND_IN] = ""
+_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}) ([^ \r\n]+) HTTP/1\.([0-9])")
+_BEGUN_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}( ([^ \r\n]+( (HTTP/1\.[0-9]|[HTP/1.]{0,7})\r?)?)?)?")
+
+
+def request_parser(protocol: object) -> httptools.HttpRequestParser:
+    parser = httptools.HttpRequestParser(protocol)
+    parser.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True)  # by RFC 9112, 7.1.1
+    return parser
 
 
 class Request:
@@ -201,6 +218,7 @@ class RequestReader(RequestHandler):
 
     __slots__ = (
         "_arriving",
+        "_begun",
         "_body",
         "_body_again",
         "_head_bytes",
@@ -208,12 +226,16 @@ class RequestReader(RequestHandler):
         "_held",
         "_last",
         "_replay_limit",
+        "_stands_for",
         "_waiting",
+        "head_since",
         "parser",
     )
 
     _arriving: Request | None
     """The request whose head is being read."""
+    _begun: bytes | None
+    """What has arrived of that head, as far as it began with a piece of its own; None when it did not."""
     _body: RequestBody | None
     """The body being read."""
     _body_again: RequestBody | None
@@ -225,6 +247,10 @@ class RequestReader(RequestHandler):
     _last: Request | None
     """The newest complete head."""
     _replay_limit: int
+    _stands_for: bytes | None
+    """The method of the head being read with a stand-in."""
+    head_since: float
+    """When the beginning of a head came that has not arrived whole; 0 when there is none."""
     _waiting: deque[Request]
     """Complete heads whose exchange has not begun, in order."""
     parser: httptools.HttpRequestParser
@@ -266,7 +292,10 @@ class RequestReader(RequestHandler):
             return
         parser = self.parser
         request.verb = verb = parser.get_method()
-        request.method = _METHODS[verb]
+        request.method = method = _METHODS[verb]
+        if not method:
+            request.verb, self._stands_for = self._stands_for or verb, None
+            request.method = request.verb.decode("ascii")
         request.keep_alive = keep_alive = parser.should_keep_alive()
         if not keep_alive or request.connection is not None:
             # Only then can it be anything but HTTP/1.1: asking for the version costs more than the rest of this.
@@ -301,10 +330,37 @@ class RequestReader(RequestHandler):
             self._body = None
             self._head_bytes = 0
 
+    def read_with_stand_in(self, data: bytes, error: BaseException) -> bytes | None:
+        """llhttp has stopped in a request line. What a parser is to be fed instead of `data`, nothing while the line is
+        not whole, or None where the error stands.
+
+        Only for a head whose first byte is known: that began with a piece of its own, not behind another message. A
+        guess would make a request out of the end of something else."""
+        begun = self._begun if self.head_since else b""
+        unknown = isinstance(error, httptools.HttpParserInvalidMethodError) or "HTTP version" in str(error)
+        if not unknown or begun is None or self._arriving is None or self._head_bytes != len(begun) + len(data):
+            return None
+        line, whole, rest = (begun + data).lstrip(CRLF).partition(CRLF)
+        if not whole:
+            return b"" if _BEGUN_LINE.fullmatch(line) else None
+        said = _REQUEST_LINE.fullmatch(line)
+        if said is None:
+            return None
+        method, target, minor = said.groups()
+        known = method in _METHODS
+        if not known:
+            if method.upper() in _METHODS:
+                return None  # some would take it for the one in capitals
+            self._stands_for = method
+        self.parser = request_parser(self)
+        self._arriving = None
+        version = b"1.0" if minor == b"0" else b"1.1"
+        return b"%b %b HTTP/%b\r\n%b" % (method if known else _STAND_IN, target, version, rest)
+
     def read_body_behind(self, request: Request) -> None:
         """The request asks for an upgrade that is not made, and has a body. llhttp takes what follows for the other
         protocol, so a second parser is told by a head of our own how the body is framed."""
-        self.parser = httptools.HttpRequestParser(self)
+        self.parser = request_parser(self)
         self._body_again = request.body
         framing = (
             b"Transfer-Encoding: chunked" if request.chunked else b"Content-Length: %d" % (request.content_length or 0)

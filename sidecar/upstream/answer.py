@@ -39,6 +39,12 @@ _BODYLESS = frozenset({204, 304})
 _HEAD_END = b"\r\n\r\n"
 
 
+def response_parser(protocol: object) -> httptools.HttpResponseParser:
+    parser = httptools.HttpResponseParser(protocol)
+    parser.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True)  # by RFC 9112, 7.1.1; old servers pad sizes
+    return parser
+
+
 class Sink(Protocol):
     """Where streamed body bytes go."""
 
@@ -194,7 +200,7 @@ class AnswerReader:
         self.keep_alive = keep_alive
         if self._bodyless or status in _BODYLESS or self.switched:
             # llhttp would wait for the announced body; a new parser reads the next answer instead.
-            self._parser = httptools.HttpResponseParser(self)
+            self._parser = response_parser(self)
             self._ends_with_head = not self.switched
             self._unusual = True
             self.complete = True
@@ -264,7 +270,7 @@ class AnswerReader:
             self.on_body(data)
             return
         self._left = 0
-        self._parser = httptools.HttpResponseParser(self)  # the old one still waits for this body
+        self._parser = response_parser(self)  # the old one still waits for this body
         if len(data) > left:
             self.found_surplus()
         self.on_body(data[:left])

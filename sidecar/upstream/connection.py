@@ -22,7 +22,7 @@ from sidecar.clock import Ticker
 from sidecar.failures import AttemptFailed, UploadBroken
 from sidecar.headers import ResponseFields
 from sidecar.turn import Gathering, Turn, released
-from sidecar.upstream.answer import WAITING_BODY, AnswerReader, Owner, Sink
+from sidecar.upstream.answer import WAITING_BODY, AnswerReader, Owner, Sink, response_parser
 from telemetry.record import CONNECTED, PARTLY_SENT, SENT
 
 _NO_PARSER = httptools.HttpResponseParser(object())
@@ -73,7 +73,7 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         self._ticker = ticker
         self._turn = turn
         self.configure(head_limit, buffer_limit, body_idle)
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser = response_parser(self)
         self.transport = None
         self.address = ""
         self.closed = False
