@@ -1,4 +1,4 @@
-"""The newest failed session of each upstream.
+"""The newest failed session of each upstream, and the newest that failed by more than an open breaker.
 
 Law: looks only at sessions that ended since it last looked, in slices, so that asking often costs little however many
 are kept.
@@ -20,12 +20,18 @@ class LastErrors:
         self._sessions = sessions
         self._newest_seen: Session | None = None
         self._of: dict[str, Session] = {}
+        self._causes: dict[str, Session] = {}
 
     def of(self, upstream: str) -> Session | None:
         return self._of.get(upstream)
 
+    def cause_of(self, upstream: str) -> Session | None:
+        """The newest in which the upstream itself was heard to fail: what opened a breaker, not who was refused."""
+        return self._causes.get(upstream)
+
     async def refresh(self) -> None:
         found: dict[str, Session] = {}
+        causes: dict[str, Session] = {}
         newest: Session | None = None
         cursor = None
         while True:
@@ -36,6 +42,8 @@ class LastErrors:
                 newest = newest or session
                 if session.upstream not in found and _failed(session):
                     found[session.upstream] = session
+                if session.upstream not in causes and cause_in(session) is not None:
+                    causes[session.upstream] = session
             else:
                 if page.next_cursor is not None:
                     cursor = page.next_cursor
@@ -43,10 +51,20 @@ class LastErrors:
                     continue
             break
         self._newest_seen = newest or self._newest_seen
-        for upstream, session in found.items():
-            known = self._of.get(upstream)
-            if known is None or known.ended <= session.ended:  # another refresh may have overtaken this one
-                self._of[upstream] = session
+        for known, news in ((self._of, found), (self._causes, causes)):
+            for upstream, session in news.items():
+                before = known.get(upstream)
+                if before is None or before.ended <= session.ended:  # another refresh may have overtaken this one
+                    known[upstream] = session
+
+
+def cause_in(session: Session) -> tuple[str, str] | None:
+    """Code and message of its newest failure that is no refusal of a breaker."""
+    tried = ((attempt.code, attempt.message) for attempt in reversed(session.attempts))
+    for code, message in (*tried, (session.code, session.message)):
+        if code is not None and code != "CIRCUIT_OPEN":
+            return code, message or ""
+    return None
 
 
 def _failed(session: Session) -> bool:

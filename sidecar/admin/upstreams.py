@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from sidecar import clock
 from sidecar.admin.fields import Answer, Limit, NoBody, Query, StateShown, Text
-from sidecar.admin.last_errors import LastErrors
+from sidecar.admin.last_errors import LastErrors, cause_in
 from sidecar.admin.pages import in_slices, page_of
 from sidecar.admin.route import Call, Route, Told
 from sidecar.proxy import Proxy
 from sidecar.upstream.endpoints import UpstreamState
-from telemetry.record import BAD, GOOD, NEUTRAL
+from telemetry.record import BAD, GOOD, NEUTRAL, Session
 from telemetry.tally import Histogram, Tally
 from telemetry.timestamps import rfc3339
 
@@ -120,6 +120,8 @@ class UpstreamShown(Answer):
     retry_budget: BudgetShown
     gate: GateShown
     last_error: LastErrorShown | None
+    cause: LastErrorShown | None
+    """The newest failure that is no refusal of a breaker: why it is open, while `last_error` is CIRCUIT_OPEN."""
 
 
 class UpstreamPage(Answer):
@@ -185,6 +187,7 @@ class Upstreams:
             ),
             gate=self._gate(state),
             last_error=self._last_error(state.label),
+            cause=self._cause(state.label),
         )
 
     def _gate(self, state: UpstreamState) -> GateShown:
@@ -202,10 +205,18 @@ class Upstreams:
             return None
         tried = [(attempt.code, attempt.message) for attempt in reversed(session.attempts)]
         code, message = next(pair for pair in (*tried, (session.code, session.message)) if pair[0] is not None)
+        return self._shown(session, code or "", message or "")
+
+    def _cause(self, label: str) -> LastErrorShown | None:
+        session = self._last_errors.cause_of(label)
+        found = None if session is None else cause_in(session)
+        return None if session is None or found is None else self._shown(session, *found)
+
+    def _shown(self, session: Session, code: str, message: str) -> LastErrorShown:
         return LastErrorShown(
             timestamp=rfc3339(self._proxy.wall(session.ended)),
-            code=code or "",
-            message=self._proxy.signals.redactor.text(message or ""),
+            code=code,
+            message=self._proxy.signals.redactor.text(message),
             outcome=session.outcome,
             session_id=session.session_id.decode(),
         )

@@ -51,8 +51,9 @@ class Screen:
 
     def show(self, lines: list[str]) -> None:
         """In one write, so that nothing flickers."""
-        body = (_END_OF_LINE + b"\r\n").join(line.encode() for line in lines)
-        self._write(_HOME + body + _END_OF_LINE + _BELOW)
+        # Emptied before it is written: behind a line as wide as the screen the cursor still stands on its last letter.
+        body = b"\r\n".join(_END_OF_LINE + line.encode() for line in lines)
+        self._write(_HOME + body + (b"\r\n" + _BELOW if len(lines) < self.size()[1] else b""))
 
     def key(self, within: float) -> str:
         """What was typed; empty when nothing was within the time, or when somebody woke us; `q` at the end of input."""

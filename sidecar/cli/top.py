@@ -23,11 +23,13 @@ from sidecar.cli.admin import Admin, Failed, connect, telling_failures
 from sidecar.cli.screen import Screen, whole_screen
 from sidecar.cli.snapshot import Looking, Snapshot
 from sidecar.cli.terminal import Terminal
+from sidecar.cli.topkeys import View
 from sidecar.cli.topview import frame
 
 _EVERY = 1.0
-_EVENTS_KEPT = 200
-_EVENTS_ONCE = 20
+_EVENTS_KEPT = 2_000
+_EVENTS_ONCE = 1_000
+_EVENTS_AS_JSON = 20
 _ANY_EVENT = "evt_0_0"  # older than all: the stream begins with the oldest that is known
 _PATIENCE = 10.0
 _HEARTBEATS = 40.0
@@ -54,12 +56,12 @@ def top(chosen: argparse.Namespace) -> int:
 def _once(admin: Admin, looking: Looking, *, as_json: bool) -> int:
     sleep(_EVERY)  # a rate takes two looks
     known = deque((event for _, event in admin.events(None, _PATIENCE, follow=False)), maxlen=_EVENTS_ONCE)
-    snapshot = looking.look(tuple(reversed(known)))
+    snapshot = looking.look(tuple(reversed(known))[: _EVENTS_AS_JSON if as_json else None])
     terminal = Terminal()
     if as_json:
         terminal.line(json.dumps(snapshot.as_json(), indent=2))
         return 0
-    for line in frame(snapshot, admin.url, _clock(), width=terminal.width, height=None, colour=terminal.colour):
+    for line in frame(snapshot, admin.url, _now(), width=terminal.width, height=None, colour=terminal.colour):
         terminal.line(line)
     return 0
 
@@ -77,6 +79,15 @@ class _Watch:
         self.events: deque[Mapping[str, Any]] = deque(maxlen=_EVENTS_KEPT)
         for work in (self._look, self._listen):
             threading.Thread(target=work, daemon=True).start()
+
+    def explained(self, session_id: str) -> list[str]:
+        """The story of a session, or why there is none."""
+        if not session_id:
+            return ["No request to this upstream has failed, as far as is known."]
+        try:
+            return self._admin.text(f"/sessions/{session_id}").splitlines()
+        except Failed as failed:
+            return str(failed).splitlines()
 
     def _look(self) -> None:
         while True:
@@ -100,15 +111,28 @@ class _Watch:
 
 
 def _live(screen: Screen, watch: _Watch, *, colour: bool) -> None:
+    view = View()
     while True:
         width, height = screen.size()
         snapshot = replace(watch.snapshot, events=tuple(watch.events))
         screen.show(
-            frame(snapshot, watch.url, _clock(), width=width, height=height, colour=colour, trouble=watch.trouble)
+            frame(
+                snapshot,
+                watch.url,
+                _now(),
+                width=width,
+                height=height,
+                colour=colour,
+                trouble=watch.trouble,
+                view=view,
+            )
         )
-        if set(screen.key(_EVERY)) & set("qQ"):
+        if not view.typed(screen.key(_EVERY), snapshot.upstreams):
             return
+        if view.wish is not None:
+            view.explained(watch.explained(view.wish))
+            view.wish = None
 
 
-def _clock() -> str:
-    return datetime.now(UTC).strftime("%H:%M:%S UTC")
+def _now() -> float:
+    return datetime.now(UTC).timestamp()
