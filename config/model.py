@@ -106,6 +106,10 @@ class Listen(Section):
     sidecar does not become an open proxy."""
     port: BindPort = 4140
     """Port to listen on; 0 takes any free one."""
+    reuse_port: Flag = False
+    """Whether other processes of this user may listen on the same address (SO_REUSEPORT), another sidecar with a
+    `state_dir` of its own: the kernel spreads connections over them, and one that stops may lose some that it had not
+    accepted yet. `sidecar run --takeover` needs no such thing, and loses none."""
     tls: ServerCertificate | None = None
     """Applications speak TLS to the sidecar itself (HTTPS_PROXY=https://…). Not set: in clear."""
     auth: ProxyAuth | None = None

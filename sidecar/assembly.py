@@ -7,7 +7,7 @@ Law: `start` and `stop` are lists of steps in the order they happen. Anything th
 from __future__ import annotations
 
 import asyncio
-import errno
+import importlib
 import logging
 import ssl
 from collections.abc import Callable, Mapping
@@ -20,35 +20,41 @@ from aiohttp import web
 
 from config.addresses import is_loopback, join_host_port
 from config.loader import Loaded
-from config.model import Admin, Probes, ServerCertificate, Settings
+from config.model import Admin, Listen, Probes, ServerCertificate, Settings
 from sidecar import __version__, clock
 from sidecar.admin.api import Api
 from sidecar.admin.door import Door
 from sidecar.descriptors import TooFew
-from sidecar.durable.lock import StateLock
+from sidecar.durable.lock import InUse, StateLock
 from sidecar.durable.trouble import Trouble
+from sidecar.handover import CannotTakeOver, Offer, Taking
 from sidecar.inbound import Downstream
 from sidecar.listener import Listener
 from sidecar.proxy import Proxy
 from sidecar.reloading import NotApplied, Reloading, warn_of_unverified
 from sidecar.senders import Senders
+from sidecar.sockets import CannotListen, Given, GivenSockets, listening
 from sidecar.upstream.resolve import Lookup
 from sidecar.watching import watch
 from telemetry.logs import Log
 
 # Connections that were accepted but not yet served when a drain begins get this long to bring their request.
 _LAST_REQUESTS = 0.5
+# … and this long where another process serves already, so that nobody waits for their end.
+_LAST_REQUESTS_BESIDE = 1.0
 # What is cut off at the end of the grace is kept and answered; at most this long, however slow disk and apps are.
 _LAST_WORDS = 5.0
 _LOOK_AGAIN = 0.02
 # Who watches the configuration gets this long to notice that it ends.
 _LAST_LOOK = 1.0
-_BACKLOG = 4096
 # A query with every parameter at its longest, percent-encoded.
 _ADMIN_TARGET = 65_536
 # What aiohttp would say about bytes that are no HTTP: stacks, in another shape than our lines. They got their 400.
 _UNHEARD = logging.getLogger("sidecar.unheard")
 _UNHEARD.setLevel(logging.CRITICAL + 1)
+
+
+Role = Literal["listen", "admin", "probes"]
 
 
 class CannotStart(Exception):
@@ -59,8 +65,16 @@ class Sidecar:
     """Everything that runs. Use `start`, then `stop`."""
 
     def __init__(
-        self, loaded: Loaded, log: Log, lookup: Lookup | None = None, environ: Mapping[str, str] | None = None
+        self,
+        loaded: Loaded,
+        log: Log,
+        lookup: Lookup | None = None,
+        environ: Mapping[str, str] | None = None,
+        *,
+        given: GivenSockets | None = None,
+        takeover: bool = False,
     ) -> None:
+        """`takeover`: from the sidecar that owns `state_dir`, if there is one."""
         if not getattr(aiohttp.http_parser, "HttpRequestParserC", None):
             raise CannotStart(
                 "aiohttp is installed without its C parser, whose checks the proxy relies on; "
@@ -79,10 +93,18 @@ class Sidecar:
         self._stopping = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
         self._listener = Listener(self.proxy)
-        self._server: asyncio.Server | None = None
-        self._side_servers: list[tuple[asyncio.Server, Door]] = []
+        self._servers: list[asyncio.Server] = []
+        self._side_servers: list[tuple[asyncio.Server, Door, Role]] = []
         self._runners: list[web.AppRunner] = []
         self._lock: StateLock | None = None
+        self._given = given
+        self._takeover = takeover
+        self._taking_store: asyncio.Task[None] | None = None
+        self._offer: Offer | None = None
+        self.on_handed_over: Callable[[], None] | None = None
+        """Set before the start by whoever lets another process take the place of this one; called when it has."""
+        self.successor: int | None = None
+        """The process that has taken our place."""
         self.address = ("", 0)
         self.admin_address = ("", 0)
         self.probes_address: tuple[str, int] | None = None
@@ -94,19 +116,31 @@ class Sidecar:
 
     async def start(self) -> None:
         settings, proxy, path = self.settings, self.proxy, self.reloading.loaded.path
-        self._lock = proxy.kept.lock = lock_state_dir(Path(settings.state_dir))
+        taking = await self._claim(Path(settings.state_dir))
         try:
+            if taking is not None:
+                await self._look_beside(taking)
+                self.api.not_ready = None  # the same socket leads to the other one as well, which is ready
             tls = None if settings.admin.tls is None else server_tls("admin", settings.admin.tls)
             self.admin_address = await self._serve(settings.admin, "admin", tls)
             if settings.probes is not None:
                 self.probes_address = await self._serve(settings.probes, "probes")
             scheme = "http" if tls is None else "https"
             proxy.answers.documentation = f"{scheme}://{join_host_port(*self.admin_address)}"
-            await self._open_store()
+            if taking is None:
+                await self._open_store()
             self.address = await self._listen()
-        except BaseException:
+            if self._given is not None:
+                self._given.close()
+            if taking is not None:
+                for server in (*self._servers, *(server for server, *_ in self._side_servers)):
+                    await server.start_serving()
+                await proxy.loop.run_in_executor(None, taking.ready)
+        except BaseException as error:
             await proxy.kept.close()
             await self._close_servers()
+            if isinstance(error, (CannotListen, CannotTakeOver)):
+                raise CannotStart(str(error)) from error
             raise
         if any(upstream.intercept for upstream in settings.upstreams.values()):
             proxy.interception.prepare()
@@ -129,6 +163,12 @@ class Sidecar:
             config=str(path) if path else None,
             state_dir=str(settings.state_dir),
         )
+        if taking is not None:
+            told = f"process {taking.pid} has handed its listeners over; state_dir follows when it has finished"
+            self.log.info("sidecar.taken_over", told, predecessor=taking.pid)
+            self._taking_store = clock.spawn(self._take_store(taking.pid), "take the store over")
+        else:
+            self._offer_place()
         shortage = proxy.descriptors.shortage(settings.limits.connections)
         if shortage is not None:
             self.log.warn("sidecar.descriptors.short", shortage)
@@ -162,14 +202,19 @@ class Sidecar:
         proxy = self.proxy
         grace = proxy.settings.shutdown_grace if grace is None else grace
         deadline = clock.monotonic() + grace
-        self.api.not_ready = "draining"
+        if self.successor is None:  # else whoever asks here over a kept connection asks about both
+            self.api.not_ready = "draining"
         self._stopping.set()
+        if self._offer is not None:
+            self._offer.close()
         proxy.drain()
-        if self._server is not None:
-            self._server.close()
-        await clock.sleep(min(_LAST_REQUESTS, grace))
+        for server in self._servers:
+            server.close()
+        await clock.sleep(min(_LAST_REQUESTS if self.successor is None else _LAST_REQUESTS_BESIDE, grace))
         while clock.monotonic() < deadline:
             self._close_idle()
+            if self.successor is not None and self._lock is not None and not self._store_needed():
+                await self._give_store_up()
             if not proxy.downstreams and not proxy.tunnels and not proxy.errands:
                 break
             await clock.sleep(0.05)
@@ -181,6 +226,8 @@ class Sidecar:
         await clock.sleep(0)
         if self._watching is not None:
             await asyncio.wait((self._watching,), timeout=_LAST_LOOK)  # a disk may take for ever
+        if self._taking_store is not None:
+            self._taking_store.cancel()
         await proxy.kept.close()  # what it still sends needs the upstreams
         proxy.directory.close()
         proxy.dialler.resolver.close()
@@ -219,6 +266,100 @@ class Sidecar:
                 break
             await clock.sleep(_LOOK_AGAIN)
 
+    # ---- one after the other -------------------------------------------------------------------------------------
+
+    async def _claim(self, state_dir: Path) -> Taking | None:
+        """The directory is ours, or, where we are to take the place of its owner, he has passed his sockets on."""
+        try:
+            self._lock = self.proxy.kept.lock = StateLock.take(state_dir)
+        except InUse as taken:
+            if not self._takeover:
+                raise CannotStart(f"{taken}; or take its place with `sidecar run --takeover`") from taken
+        except Trouble as trouble:
+            raise CannotStart(str(trouble)) from trouble
+        if self._lock is not None:
+            return None
+        try:
+            taking = await self.proxy.loop.run_in_executor(None, Taking, state_dir)
+        except CannotTakeOver as why:
+            raise CannotStart(str(why)) from why
+        self._given = GivenSockets(taking.given, f"process {taking.pid}")
+        return taking
+
+    async def _look_beside(self, taking: Taking) -> None:
+        """What operators have ordered holds here from the first request on, though the store is not ours yet."""
+        kept, loop = self.proxy.kept, self.proxy.loop
+        kept.expect(taking.pid)
+        if not kept.path.exists():
+            return
+        orders = await loop.run_in_executor(None, importlib.import_module, "sidecar.durable.orders")
+        try:
+            runtime, forced = await loop.run_in_executor(None, orders.read_beside, kept.path, clock.wall())
+        except Trouble as trouble:
+            raise CannotStart(f"{trouble}; process {taking.pid} goes on as before") from trouble
+        await self.reloading.begin_with(runtime, forced)
+
+    async def _take_store(self, owner: int) -> None:
+        """As soon as its owner has finished, or is dead: then the kernel gives his lock up."""
+        state_dir, kept = Path(self.settings.state_dir), self.proxy.kept
+        while self._lock is None:
+            try:
+                self._lock = StateLock.take(state_dir)
+            except Trouble:
+                await clock.sleep(_LOOK_AGAIN)
+        seen = self.reloading.runtime
+        await kept.arrive(self._lock)
+        await self.reloading.compare(seen)
+        self.log.info("sidecar.store.taken_over", f"process {owner} has given state_dir up; it is in use here now")
+        self._offer_place()
+
+    def _offer_place(self) -> None:
+        """Let another process take our place, when one asks for it."""
+        if self.on_handed_over is None:
+            return
+        offer = Offer(Path(self.settings.state_dir), self._passed_on, self._hand_over)
+        try:
+            offer.open()
+        except OSError as error:
+            told = f"no other sidecar can take the place of this one (`run --takeover`): {error}; a restart is needed"
+            self.log.warn("sidecar.handover.impossible", told)
+            return
+        self._offer = offer
+
+    def _passed_on(self) -> list[Given]:
+        settings = self.settings
+        asked: dict[Role, Listen | Admin | Probes] = {"listen": settings.listen, "admin": settings.admin}
+        if settings.probes is not None:
+            asked["probes"] = settings.probes
+        roles: list[tuple[asyncio.Server, Role]] = [(server, "listen") for server in self._servers]
+        roles += [(server, role) for server, _, role in self._side_servers]
+        return [
+            Given(role, asked[role].host, asked[role].port, sock) for server, role in roles for sock in server.sockets
+        ]
+
+    async def _hand_over(self, successor: int) -> None:
+        """Another process accepts on the same sockets: here nothing is accepted any more, and a drain begins."""
+        self.successor = successor
+        for server in self._servers:
+            server.close()
+        for server, door, _ in self._side_servers:
+            server.close()
+            door.leaving = True
+        self.api.events.end()  # who follows them asks again, and is answered by the other one
+        if self.on_handed_over is not None:
+            self.on_handed_over()
+
+    def _store_needed(self) -> bool:
+        proxy = self.proxy
+        return bool(proxy.errands) or proxy.kept.writing or any(c.needs_store for c in self._downstreams())
+
+    async def _give_store_up(self) -> None:
+        """Streams and tunnels that go on need it no more; the one that took our place does."""
+        await self.proxy.kept.close()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
     async def _open_store(self) -> None:
         """What an earlier run left is reconciled before anything is served."""
         try:
@@ -253,14 +394,24 @@ class Sidecar:
             from sidecar.front import Front
 
             accept = partial(Front, self.proxy, self.proxy.handshakes, accept, server_tls("listen", listen.tls))
-        try:
-            self._server = await loop.create_server(accept, listen.host, listen.port, backlog=_BACKLOG)
-        except OSError as error:
-            raise _cannot_bind(error, "listen", listen.host, listen.port) from error
-        for sock in self._server.sockets:
-            self.proxy.egress.add_listener(sock.getsockname()[0], sock.getsockname()[1], "proxy")
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return host, port
+        place = (listen.host, listen.port)
+        self._servers = servers = await listening(
+            loop,
+            accept,
+            "listen",
+            place,
+            self._given,
+            shared=listen.reuse_port,
+            at_once=self.proxy.kept.still_with is None,
+        )
+        return self._open_at(servers, "proxy")
+
+    def _open_at(self, servers: list[asyncio.Server], role: str) -> tuple[str, int]:
+        """The first address; none of them is a target of anybody's request."""
+        addresses = [sock.getsockname() for server in servers for sock in server.sockets]
+        for address in addresses:
+            self.proxy.egress.add_listener(address[0], address[1], role)
+        return addresses[0][0], addresses[0][1]
 
     async def _serve(
         self, where: Admin | Probes, role: Literal["admin", "probes"], tls: ssl.SSLContext | None = None
@@ -285,20 +436,16 @@ class Sidecar:
             from sidecar.front import Front
 
             accept = partial(Front, proxy, door.handshakes, door, tls)
-        try:
-            server = await proxy.loop.create_server(accept, host, port)
-        except OSError as error:
-            raise _cannot_bind(error, role, host, port) from error
-        self._side_servers.append((server, door))
-        for sock in server.sockets:
-            proxy.egress.add_listener(sock.getsockname()[0], sock.getsockname()[1], role)
-        address = server.sockets[0].getsockname()
-        return address[0], address[1]
+        servers = await listening(
+            proxy.loop, accept, role, (host, port), self._given, at_once=proxy.kept.still_with is None
+        )
+        self._side_servers += [(server, door, role) for server in servers]
+        return self._open_at(servers, role)
 
     async def _close_servers(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for server, door in self._side_servers:
+        for server in self._servers:
+            server.close()
+        for server, door, _ in self._side_servers:
             server.close()
             door.handshakes.close()
         self._side_servers.clear()
@@ -330,15 +477,3 @@ def lock_state_dir(path: Path) -> StateLock:
         return StateLock.take(path)
     except Trouble as trouble:
         raise CannotStart(str(trouble)) from trouble
-
-
-def _cannot_bind(error: OSError, role: str, host: str, port: int) -> CannotStart:
-    where = join_host_port(host, port)
-    if error.errno == errno.EADDRINUSE:
-        return CannotStart(
-            f"{role}: {where} is in use by another program (maybe another sidecar); "
-            f"stop it, or set SIDECAR__{role.upper()}__PORT"
-        )
-    if error.errno == errno.EACCES:
-        return CannotStart(f"{role}: no permission to listen on {where}; ports below 1024 need privileges")
-    return CannotStart(f"{role}: cannot listen on {where}: {error.strerror or error}")

@@ -322,6 +322,16 @@ class Exchange(Posting):
     def location(self, value: bytes) -> bytes:
         return self._proxy.directory.location(self._request, self._upstream, value)
 
+    @property
+    def needs_store(self) -> bool:
+        """Its end may have to be written down."""
+        if not self._answered or self._ticket is not None or len(self.record.attempts) > 1:
+            return True
+        durable, keyed = self._proxy.kept.durable, self._request.idempotency_key is not None
+        return durable is not None and durable.successes.worth_telling(
+            self.record.upstream, self.record.method, keyed=keyed
+        )
+
     # ---- cut off by us ---------------------------------------------------------------------------------------
 
     def cut_off(self) -> None:

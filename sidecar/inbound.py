@@ -100,6 +100,10 @@ class Downstream(RequestReader):
         return self._exchange is not None or bool(self._waiting)
 
     @property
+    def needs_store(self) -> bool:
+        return bool(self._waiting) or (self._exchange is not None and self._exchange.needs_store)
+
+    @property
     def lingering(self) -> bool:
         return self._linger_until > 0.0
 

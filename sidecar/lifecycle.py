@@ -15,40 +15,50 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from config.addresses import join_host_port
 from config.loader import Loaded
 from sidecar import (
     clock,
     descriptors,
     lean_aiohttp,  # noqa: F401  # before whatever else imports aiohttp
     memory,
+    systemd,
 )
 from sidecar.assembly import CannotStart, Sidecar
 from sidecar.descriptors import Inherited
+from sidecar.sockets import CannotListen, GivenSockets, forget, from_service_manager
 from telemetry.logs import Log
 
 if TYPE_CHECKING:
     from sidecar.app import App
 
 
-def run(loaded: Loaded, app: App | None = None) -> int:
-    """Run until told to stop, or until the app has ended; the exit code, the app's if there is one."""
+def run(loaded: Loaded, app: App | None = None, *, takeover: bool = False) -> int:
+    """Run until told to stop, or until the app has ended; the exit code, the app's if there is one. `takeover`: from
+    the sidecar that owns the same `state_dir`."""
     umask = os.umask(0o077)
     memory.keep_freed()
     before = descriptors.raise_soft_limit()
     linecache.clearcache()  # the sources that models read their descriptions from
     log = Log()
     try:
-        return uvloop.run(_live(loaded, log, app, Inherited(umask, before)))
-    except CannotStart as why:
+        given = from_service_manager(os.environ, os.getpid())
+        forget(os.environ)
+        return uvloop.run(_live(loaded, log, app, Inherited(umask, before), given, takeover=takeover))
+    except (CannotStart, CannotListen) as why:
         log.detach()  # from a thread that would end with us, maybe before it has written this
         log.error("sidecar.cannot_start", str(why))
         return 1
 
 
-async def _live(loaded: Loaded, log: Log, app: App | None, inherited: Inherited) -> int:
+async def _live(
+    loaded: Loaded, log: Log, app: App | None, inherited: Inherited, given: GivenSockets | None, *, takeover: bool
+) -> int:
     loop = asyncio.get_running_loop()
     stop_asked = asyncio.Event()
-    sidecar = Sidecar(loaded, log, environ=os.environ)
+    sidecar = Sidecar(loaded, log, environ=os.environ, given=given, takeover=takeover)
+    if app is None:
+        sidecar.on_handed_over = stop_asked.set
     # 1. Hear signals before anyone can read "started" and send one.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_asked.set)
@@ -62,13 +72,19 @@ async def _live(loaded: Loaded, log: Log, app: App | None, inherited: Inherited)
     gc.set_threshold(50_000, 20, 100)
     ticker = sidecar.proxy.ticker
     ticker.every(1.0, memory.Slack(quiet=lambda: not ticker.watched).check)
+    told = f"listening on {join_host_port(*sidecar.address)}, admin on {join_host_port(*sidecar.admin_address)}"
+    systemd.tell(os.environ, systemd.READY, told)
     # 4. Wait for the end: of the app, which then hears the signals itself, or the one that is asked for.
     if app is not None and not stop_asked.is_set():
         return await _accompany(sidecar, app, inherited)
     await stop_asked.wait()
     # 5. Drain. A second signal ends it at once.
     grace = sidecar.proxy.settings.shutdown_grace
-    log.info("sidecar.draining", f"finishing requests in flight for at most {grace:g} s")
+    told = f"finishing requests in flight for at most {grace:g} s"
+    if sidecar.successor is not None:
+        told = f"process {sidecar.successor} has taken the listeners over; {told}"
+    log.info("sidecar.draining", told)
+    systemd.tell(os.environ, systemd.STOPPING, told)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)

@@ -9,7 +9,7 @@ and is told as `needs_restart`. One change at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from config.problems import Problem, dotted
 from config.runtime import NOTHING_SET, RETRIES, Runtime
 from sidecar import clock
 from sidecar.durable.trouble import Trouble
+from sidecar.forced import ForcedState
 from sidecar.inbound import Downstream
 from sidecar.proxy import Proxy
 from sidecar.upstream.tls import UnusableCertificates
@@ -103,16 +104,29 @@ class Reloading:
 
     async def begin(self) -> None:
         """At the start, when the store has been looked for: what operators had ordered before it."""
-        durable, proxy = self._proxy.kept.durable, self._proxy
-        if durable is None:
-            return
-        now = clock.monotonic()
-        for forced in await durable.orders.read_forced(proxy.wall(now)):
-            proxy.forced.note(forced)
+        durable = self._proxy.kept.durable
+        if durable is not None:
+            forced = await durable.orders.read_forced(clock.wall())
+            await self.begin_with(await durable.orders.read_runtime(), forced)
+
+    async def begin_with(self, runtime: Runtime, forced: Iterable[ForcedState]) -> None:
+        """The same where it is known already."""
+        proxy, now = self._proxy, clock.monotonic()
+        for one in forced:
+            proxy.forced.note(one)
         for state in proxy.directory.states():
             for endpoint, breaker in state.breakers():
                 proxy.forced.hold(breaker, state.label, endpoint, now, proxy.wall(now))
-        await self._begin_with(await durable.orders.read_runtime())
+        await self._begin_with(runtime)
+
+    async def compare(self, seen: Runtime) -> None:
+        """The store is ours now, and `seen` was read beside its owner: did he change something since? What was set here
+        meanwhile is newer than either."""
+        durable = self._proxy.kept.durable
+        if durable is not None and self.runtime is seen:
+            kept = await durable.orders.read_runtime()
+            if kept != seen and self.runtime is seen:
+                await self._begin_with(kept)
 
     async def _begin_with(self, runtime: Runtime) -> None:
         """At the start: what operators had set before it. Where the file does not go with it any more, the file alone

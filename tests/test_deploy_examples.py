@@ -25,10 +25,10 @@ LAST_WORDS = 16
 """What the end may take beyond the grace, in seconds."""
 
 
-def unit() -> dict[str, list[str]]:
+def unit(name: str = "sidecar.service") -> dict[str, list[str]]:
     """The settings of the unit, each with all its values."""
     found: dict[str, list[str]] = {}
-    for line in (DEPLOY / "sidecar.service").read_text().splitlines():
+    for line in (DEPLOY / name).read_text().splitlines():
         key, equals, value = line.partition("=")
         if equals and not line.startswith("#"):
             found.setdefault(key, []).append(value)
@@ -99,15 +99,26 @@ def test_the_unit_gives_time_to_drain_and_a_place_for_the_state() -> None:
     assert "/bin/kill -HUP $MAINPID" == unit()["ExecReload"][0]
 
 
+def test_the_sockets_are_those_of_the_configuration_and_belong_to_the_unit() -> None:
+    listeners = {"sidecar.socket": "listen", "sidecar-admin.socket": "admin", "sidecar-probes.socket": "probes"}
+    for name, role in listeners.items():
+        socket, where = unit(name), getattr(settings(), role)
+        assert [f"{where.host}:{where.port}"] == socket["ListenStream"]
+        assert ([role], ["sidecar.service"]) == (socket["FileDescriptorName"], socket["Service"])
+        assert name in unit()["Sockets"][0].split()
+    assert ["notify"] == unit()["Type"]
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 def test_systemd_takes_the_unit_and_finds_little_exposed(tmp_path: Path) -> None:
     here = tmp_path / "sidecar.service"
     text = (DEPLOY / "sidecar.service").read_text()
     here.write_text(text.replace("/opt/sidecar/bin/sidecar", "/bin/true"))  # a program that exists on this machine
+    sockets = [shutil.copy(one, tmp_path) for one in DEPLOY.glob("*.socket")]
     verified = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", here], capture_output=True, text=True, timeout=50
+        ["systemd-analyze", "verify", "--man=no", here, *sockets], capture_output=True, text=True, timeout=50
     )
-    complaints = [line for line in verified.stderr.splitlines() if here.name in line]
+    complaints = [line for line in verified.stderr.splitlines() if "sidecar" in line]
     assert (0, []) == (verified.returncode, complaints)
     exposed = subprocess.run(
         ["systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", here],

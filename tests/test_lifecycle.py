@@ -152,7 +152,7 @@ async def test_it_runs_without_any_file_and_says_where_it_listens(run: Runner, s
 async def test_what_it_writes_is_for_its_owner_alone(run: Runner, tmp_path: Path) -> None:
     process = await (await run(state_dir="deep/state")).ready()
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "deep").rglob("*")}
-    assert {"state": 0o700, "lock": 0o600} == modes
+    assert {"state": 0o700, "lock": 0o600, "handover": 0o600} == modes
     assert 0o700 == stat.S_IMODE((tmp_path / "deep").stat().st_mode)
     process.signal(signal.SIGINT)
     assert 0 == await process.ended()

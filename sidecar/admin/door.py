@@ -35,6 +35,8 @@ class Door:
         """The oldest first."""
         self.handshakes = Handshakes(proxy, self._room_for_handshake)
         self.serve: Callable[[], Any]
+        self.leaving = False
+        """Another process answers here from now on: each connection ends with its next answer."""
         proxy.ticker.every(0.5, self.check)
 
     def __call__(self) -> Visitor:
@@ -88,7 +90,10 @@ class Door:
             return await handler(request)
         visitor.busy = True
         try:
-            return await handler(request)
+            answer = await handler(request)
+            if self.leaving:
+                answer.force_close()
+            return answer
         finally:
             visitor.busy = False
             visitor.silent_since, visitor.head_since = clock.monotonic(), 0.0

@@ -24,6 +24,9 @@ from telemetry.timestamps import rfc3339
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _LONGEST_PATH = 100
+# What cannot be said while the store is still another process's, and how long it is waited for.
+_ABOUT_THE_STORE = frozenset({"dlq", "ids", "jobs", "keys", "audit"})
+_PATIENCE = 5.0
 
 
 class Guard:
@@ -42,6 +45,9 @@ class Guard:
         try:
             if self._access is not None:
                 self._admit(request, self._access)
+            kept = self._proxy.kept
+            if kept.still_with is not None and request.path.split("/")[1] in _ABOUT_THE_STORE:
+                await kept.at_hand(_PATIENCE)
             return await handler(request)
         except Problem as problem:
             return self._refusal(problem)

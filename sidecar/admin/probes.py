@@ -88,6 +88,8 @@ class Probes:
         if problem is not None and self._proxy.kept.gone:
             told = {"status": "not ready", "reason": "store gone"} if reason is None else told
             reason, told["store"] = told["reason"], f"gone: {problem}"
+        elif self._proxy.kept.still_with is not None:
+            told["store"] = f"still with process {self._proxy.kept.still_with}, whose place this one takes"
         elif problem is not None:
             told["store"] = f"degraded: {problem}"
         if self._proxy.kept.incomplete is not None:

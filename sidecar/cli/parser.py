@@ -120,7 +120,7 @@ def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="start the proxy, alone or for one command",
-        usage="sidecar run [-h] [-c FILE] [--intercept HOST] [-- CMD ...]",
+        usage="sidecar run [-h] [-c FILE] [--intercept HOST] [--takeover] [-- CMD ...]",
         description="Start the proxy. With a command behind `--`: on free ports unless ports are configured, with "
         "every proxy and CA variable set for it; ends with it and returns its exit code.",
     )
@@ -131,6 +131,12 @@ def _add_run(commands: Any) -> None:
         default=[],
         metavar="HOST",
         help="open HTTPS for this host, as `intercept: true` on its upstream does (may be repeated)",
+    )
+    run.add_argument(
+        "--takeover",
+        action="store_true",
+        help="take the place of the sidecar that owns the same state_dir, without refusing a connection; start as "
+        "usual if there is none",
     )
 
 

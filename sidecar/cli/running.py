@@ -23,6 +23,8 @@ class WrongUse(Exception):
 def run(chosen: argparse.Namespace) -> int:
     before = dict(os.environ)
     try:
+        if chosen.takeover and chosen.behind is not None:
+            raise WrongUse("--takeover is for a sidecar that serves on; one that runs a command ends with it")
         if chosen.behind == []:
             raise WrongUse("there is no command behind `--`")
         loaded = load(chosen.config, os.environ)
@@ -36,7 +38,7 @@ def run(chosen: argparse.Namespace) -> int:
     from sidecar import lifecycle  # not before the configuration is known to be good: it is most of the start
 
     if chosen.behind is None:
-        return lifecycle.run(loaded)
+        return lifecycle.run(loaded, takeover=chosen.takeover)
     from sidecar.app import App
 
     return lifecycle.run(loaded, App(chosen.behind, before))

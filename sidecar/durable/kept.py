@@ -65,10 +65,17 @@ class Kept:
         self.durable: Durable | None = None
         self.lock: StateLock | None = None
         """Of the directory; taken at the start."""
+        self.still_with: int | None = None
+        """The process that has the store until it ends: we take its place."""
+        self._arrived: asyncio.Future[None] | None = None
         self.on_open: Callable[[Durable], None] = _nothing_sends
         """Given by the composition root: attaches what sends, before anything is reconciled."""
 
     # ---- opening -------------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        return self._directory / _OF_THE_STORE[0]
 
     @property
     def exists(self) -> bool:
@@ -87,6 +94,8 @@ class Kept:
 
     async def open(self) -> Durable:
         """The store, opened now if it is not yet. Raises Trouble when that cannot be."""
+        if self._arrived is not None:
+            await asyncio.shield(self._arrived)
         if self.durable is not None:
             return self.durable
         if self._closed:
@@ -97,6 +106,39 @@ class Kept:
             self._opening = clock.spawn(self._open_late(), "open the store")
             self._opening.add_done_callback(clock.heard)  # its failure has been logged
         return await asyncio.shield(self._opening)
+
+    def expect(self, owner: int) -> None:
+        """Another process owns the directory until it has finished what it began; who needs the store waits."""
+        self.still_with, self._arrived = owner, asyncio.get_running_loop().create_future()
+
+    async def arrive(self, lock: StateLock) -> None:
+        """The directory is ours from now on."""
+        self.lock = lock
+        arrived, self._arrived, self.still_with = self._arrived, None, None
+        try:
+            if self.exists and not self._closed:
+                await self.open()
+        except Trouble:
+            pass  # told, and tried again
+        finally:
+            if arrived is not None and not arrived.done():
+                arrived.set_result(None)
+
+    async def at_hand(self, patience: float) -> None:
+        """For people, who are told after a while what they are waiting for. Raises Trouble."""
+        if self._arrived is not None:
+            done, _ = await asyncio.wait([self._arrived], timeout=patience)
+            if not done:
+                raise Trouble(
+                    f"the store is still with process {self.still_with}, whose place this one takes: it finishes its "
+                    "requests first",
+                    "ask again in a moment",
+                )
+
+    @property
+    def writing(self) -> bool:
+        """Something is on its way to the store."""
+        return bool(self._background) or self._opening is not None
 
     async def _open_first(self) -> Durable:
         settings = self._settings
@@ -152,6 +194,8 @@ class Kept:
         while self._background and clock.monotonic() < deadline:  # one of them may have to open the store first
             await asyncio.wait(self._background, timeout=deadline - clock.monotonic())
         self._closed = True
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)  # it never came: whoever waits is told by `open`
         if self._opening is not None:
             await asyncio.wait([self._opening])
         if self.durable is not None:

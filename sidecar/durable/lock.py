@@ -16,6 +16,10 @@ from sidecar.durable.trouble import CannotUse
 _FILE = "lock"
 
 
+class InUse(CannotUse):
+    """Another process has it."""
+
+
 class StateLock:
     """Made by `take`, given back by `close`."""
 
@@ -26,7 +30,7 @@ class StateLock:
 
     @classmethod
     def take(cls, state_dir: Path) -> StateLock:
-        """Raises CannotUse when another process has it, or the directory cannot be written."""
+        """Raises InUse when another process has it, CannotUse when the directory cannot be written."""
         path = state_dir / _FILE
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -34,7 +38,7 @@ class StateLock:
                 state_dir.chmod(0o700)  # made by somebody else, for everybody: what is kept here is not
             descriptor = _locked(path)
         except BlockingIOError:
-            raise CannotUse(
+            raise InUse(
                 f"state_dir {state_dir} is in use by {_holder(path)}",
                 "stop that one, or give this one a `state_dir` of its own",
             ) from None

@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from config.runtime import Runtime
+from sidecar.durable.schema import VERSION
 from sidecar.durable.store import Store
+from sidecar.durable.trouble import CannotUse
 from sidecar.forced import ForcedState
 
 _POLICY = "policies."
@@ -25,18 +28,7 @@ class Orders:
         self._store = store
 
     async def read_runtime(self) -> Runtime:
-        def select(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-            return connection.execute("SELECT key, value FROM runtime_settings ORDER BY key").fetchall()
-
-        policies: dict[str, Any] = {}
-        retries: bool | None = None
-        for key, text in await self._store.read(select):
-            value = json.loads(text)
-            if key == _RETRIES:
-                retries = bool(value)
-            elif key.startswith(_POLICY):
-                policies[key.removeprefix(_POLICY)] = value
-        return Runtime(policies, retries)
+        return await self._store.read(_runtime)
 
     async def keep_runtime(self, runtime: Runtime, now: float) -> None:
         """All of it: it is little. Returns when it is on disk. Raises NotKept."""
@@ -56,14 +48,7 @@ class Orders:
     async def read_forced(self, now: float) -> list[ForcedState]:
         """Those that still hold."""
 
-        def select(connection: sqlite3.Connection) -> list[ForcedState]:
-            found = connection.execute(
-                "SELECT upstream, endpoint, state, until, reason FROM forced_breakers WHERE until IS NULL OR until > ?",
-                (now,),
-            )
-            return [ForcedState(*row) for row in found]
-
-        return await self._store.read(select)
+        return await self._store.read(lambda connection: _forced(connection, now))
 
     async def keep_forced(self, kept: Sequence[ForcedState], now: float) -> None:
         """A state of None: forced no longer. What has run out since goes with it. Raises NotKept."""
@@ -78,3 +63,40 @@ class Orders:
                     connection.execute("INSERT INTO forced_breakers VALUES (?, ?, ?, ?, ?)", one)
 
         await self._store.write(replace)
+
+
+def read_beside(path: Path, now: float) -> tuple[Runtime, list[ForcedState]]:
+    """What is ordered, while another process still owns the store. Raises CannotUse. Blocks."""
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            found = connection.execute("PRAGMA user_version").fetchone()[0]
+            if found > VERSION:
+                raise CannotUse(
+                    f"{path} was written by a newer sidecar (format {found}, this one knows up to {VERSION})",
+                    "start that release again",
+                )
+            return _runtime(connection), _forced(connection, now)
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise CannotUse(f"{path} cannot be read: {error}", "look at the disk") from error
+
+
+def _runtime(connection: sqlite3.Connection) -> Runtime:
+    policies: dict[str, Any] = {}
+    retries: bool | None = None
+    for key, text in connection.execute("SELECT key, value FROM runtime_settings ORDER BY key"):
+        value = json.loads(text)
+        if key == _RETRIES:
+            retries = bool(value)
+        elif key.startswith(_POLICY):
+            policies[key.removeprefix(_POLICY)] = value
+    return Runtime(policies, retries)
+
+
+def _forced(connection: sqlite3.Connection, now: float) -> list[ForcedState]:
+    found = connection.execute(
+        "SELECT upstream, endpoint, state, until, reason FROM forced_breakers WHERE until IS NULL OR until > ?", (now,)
+    )
+    return [ForcedState(*row) for row in found]
