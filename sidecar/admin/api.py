@@ -25,6 +25,7 @@ from sidecar.admin.ids import Ids
 from sidecar.admin.inflight import UnderWay
 from sidecar.admin.jobs import Jobs
 from sidecar.admin.keys import Keys
+from sidecar.admin.letters_in_bulk import LettersInBulk
 from sidecar.admin.measures import Measures
 from sidecar.admin.openapi import OpenApi
 from sidecar.admin.policies import RetryPolicies
@@ -67,6 +68,7 @@ class Api:
             *Errors(proxy).routes(),
             *DeadLetterFiles(proxy, changes).routes(),
             *Verification(proxy, changes).routes(),
+            *LettersInBulk(proxy, changes).routes(),
             *Replays(proxy, changes).routes(),
             *DeadLetters(proxy, changes).routes(),
             *Jobs(proxy, changes).routes(),

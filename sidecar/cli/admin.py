@@ -217,6 +217,13 @@ class Admin:
     ) -> Any:
         return self._json(self._ask("POST", path, query, json.dumps(body).encode(), patience=patience))
 
+    def post_for_bytes(self, path: str, body: Mapping[str, Any], *, patience: float | None = None) -> bytes:
+        """What is no JSON."""
+        data: bytes = self._ask(
+            "POST", path, {}, json.dumps(body).encode(), accept="application/octet-stream", patience=patience
+        )[1]
+        return data
+
     def patch(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._json(self._ask("PATCH", path, {}, json.dumps(body).encode()))
 

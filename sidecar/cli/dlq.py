@@ -11,6 +11,7 @@ import base64
 import importlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +20,7 @@ from sidecar.cli.admin import Admin, Failed, connect, telling_failures
 from sidecar.cli.listing import listed, must_be_upstreams, tell, whole_id
 from sidecar.cli.table import Cell, Column, when
 from sidecar.cli.terminal import Terminal, printable
+from sidecar.cli.whenever import ago
 
 Letter = dict[str, Any]
 
@@ -26,11 +28,13 @@ WHICH = ("status", "upstream", "error_class", "verdict", "since", "until", "q", 
 _ELSEWHERE = {
     "replay": "sidecar.cli.dlq_replay:replay",
     "replays": "sidecar.cli.dlq_replay:replays",
+    "groups": "sidecar.cli.dlq_bulk:groups",
     "verify": "sidecar.cli.dlq_verify:verify",
     "export": "sidecar.cli.dlq_files:export",
     "import": "sidecar.cli.dlq_files:bring_in",
 }
 _LARGEST_PAGE = 500
+_LONGEST_BODY = 600.0
 _LABEL = 13
 _VERDICTS = {"safe": "green", "unsafe": "red", "not_replayable": "red"}
 _STATUSES = {"completed": "green", "discarded": "dim", "failed": "red"}
@@ -65,6 +69,19 @@ def dlq(chosen: argparse.Namespace) -> int:
 def which(chosen: argparse.Namespace) -> dict[str, str]:
     """The filter that was given."""
     return {name: value for name in WHICH if (value := getattr(chosen, name)) is not None}
+
+
+def many(chosen: argparse.Namespace) -> bool:
+    """All that fit a filter are meant."""
+    return bool(which(chosen)) or chosen.all
+
+
+def change_many(
+    admin: Admin, terminal: Terminal, chosen: argparse.Namespace, path: str, change: dict[str, Any], verb: str
+) -> int:
+    module = importlib.import_module("sidecar.cli.dlq_bulk")
+    done: int = module.change(admin, terminal, chosen, path, change, verb)
+    return done
 
 
 def path_of(dlq_id: str) -> str:
@@ -109,7 +126,21 @@ def time_of(timestamp: str | None) -> str:
 
 
 def _show(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int:
+    if chosen.body or chosen.response:
+        return _reveal(admin, chosen)
     _tell(terminal, admin.get(path_of(chosen.id)), chosen)
+    return 0
+
+
+def _reveal(admin: Admin, chosen: argparse.Namespace) -> int:
+    """Bytes as they are; what a terminal makes of them is what whoever asked wants to see."""
+    if not (chosen.reason or "").strip():
+        raise Failed("--body and --response need --reason: reading what is sealed is written down", 2)
+    part = "body" if chosen.body else "response"
+    order = {"part": part, "reason": chosen.reason}
+    data = admin.post_for_bytes(f"{path_of(chosen.id)}/reveal", order, patience=_LONGEST_BODY)
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
     return 0
 
 
@@ -131,11 +162,14 @@ def _facts(letter: Letter) -> Iterator[tuple[str, str]]:
     yield "verdict", f"{letter['verdict']}: {letter['sentence']}"
     details = letter["error_details"]
     yield "failed", f"{letter['error_class']} ({letter['category']}): {details['error_message']}"
-    times = f"first {letter['first_failure_at']}, last {letter['last_failure_at']}"
+    times = f"first {_moment(letter['first_failure_at'])}, last {_moment(letter['last_failure_at'])}"
     yield "when", f"{times}, seen {_number(letter['occurrences'], 'time')}, {_number(letter['replays'], 'replay')}"
     stage = f", stage {letter['stage']}" if letter["stage"] else ""
     workflow = f", workflow {letter['workflow']}" if letter["workflow"] else ""
     yield "upstream", f"{letter['upstream']} at {letter['host']}, operation {letter['operation_type']}{stage}{workflow}"
+    session = letter["sanitized_context"].get("request_id")
+    if session:
+        yield "session", f"{session}: sidecar explain {session}"
     body = letter["body"]
     yield "body", f"{body['size']} bytes, kept" if body["kept"] else body["note"]
     readable = ", ".join(f"{name}: {value}" for name, value in letter["headers"])
@@ -154,6 +188,11 @@ def _facts(letter: Letter) -> Iterator[tuple[str, str]]:
         yield "history" if number == 0 else "", _event(event)
     for number, step in enumerate(next_steps(letter)):
         yield "next" if number == 0 else "", step
+
+
+def _moment(timestamp: str) -> str:
+    """With how long ago that is."""
+    return f"{timestamp} ({ago(timestamp)})"
 
 
 def _event(event: dict[str, Any]) -> str:
@@ -193,6 +232,8 @@ def next_steps(letter: Letter) -> list[str]:
 
 
 def _annotate(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int:
+    if (chosen.id is None) == (not many(chosen)):
+        raise Failed("say which: either one ID, or a filter as in --upstream NAME, or --all", 2)
     change: dict[str, Any] = {}
     if chosen.note is not None:
         change["notes"] = chosen.note
@@ -205,6 +246,10 @@ def _annotate(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> i
         change["remediation"] = given
     if not change:
         raise Failed("say what to note: --note, --kind with --evidence, or --state", 2)
+    if chosen.id is None:
+        if "state" in change:
+            raise Failed("--state is a step of one dead letter: give its ID", 2)
+        return change_many(admin, terminal, chosen, "/dlq/annotate", change, "Annotate")
     _tell(terminal, admin.patch(path_of(chosen.id), change), chosen)
     return 0
 
@@ -232,6 +277,10 @@ def _edit(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int:
 
 
 def _discard(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int:
+    if bool(chosen.ids) == many(chosen):
+        raise Failed("say which: either IDs, or a filter as in --upstream NAME, or --all", 2)
+    if not chosen.ids:
+        return change_many(admin, terminal, chosen, "/dlq/discard", {"reason": chosen.reason}, "Discard")
     done = []
     for dlq_id in chosen.ids:
         done.append(admin.delete(path_of(dlq_id), reason=chosen.reason))

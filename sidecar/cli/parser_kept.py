@@ -26,6 +26,7 @@ def add_dlq(commands: Any, talking: Talking) -> None:
     )
     actions = dlq.add_subparsers(dest="action", required=True, metavar="ACTION")
     _add_list(actions, talking)
+    _add_groups(actions, talking)
     _add_show(actions, talking)
     _add_annotate(actions, talking)
     _add_edit(actions, talking)
@@ -64,9 +65,37 @@ def _add_list(actions: Any, talking: Talking) -> None:
     talking(command)
 
 
+def _add_groups(actions: Any, talking: Talking) -> None:
+    command = _action(actions, "groups", "count them by what they have in common, the largest group first")
+    command.add_argument(
+        "--by",
+        default="error_class,upstream",
+        metavar="WORDS",
+        help="error_class, upstream, verdict, status, stage, operation (default: error_class,upstream)",
+    )
+    _add_which(command)
+    talking(command)
+
+
+def _add_many(command: argparse.ArgumentParser) -> None:
+    """For what is done to all that fit a filter."""
+    _add_which(command)
+    command.add_argument("--all", action="store_true", help="every one, where no filter says otherwise")
+    command.add_argument("--dry-run", action="store_true", help="only show how many that are")
+    command.add_argument("--yes", action="store_true", help="do not ask")
+
+
 def _add_show(actions: Any, talking: Talking) -> None:
     command = _action(actions, "show", "show one: why it failed, whether it may be sent again, what to do next")
     command.add_argument("id", metavar="ID", help=_ID)
+    part = command.add_mutually_exclusive_group()
+    part.add_argument(
+        "--body", action="store_true", help="write the body of its request to standard output; needs --reason"
+    )
+    part.add_argument(
+        "--response", action="store_true", help="write what is kept of the last answer's body; needs --reason"
+    )
+    command.add_argument("--reason", metavar="TEXT", help="why it is looked at: reading it is written down")
     talking(command)
 
 
@@ -75,9 +104,11 @@ def _add_annotate(actions: Any, talking: Talking) -> None:
         actions,
         "annotate",
         "note what was found and fixed, and take the next step of the workflow",
-        "CRITICAL classes need --kind and --evidence before they are replayed.",
+        "CRITICAL classes need --kind and --evidence before they are replayed. With a filter instead of an ID the same "
+        "is noted on all that fit it.",
     )
-    command.add_argument("id", metavar="ID", help=_ID)
+    command.add_argument("id", metavar="ID", nargs="?", help=_ID)
+    _add_many(command)
     command.add_argument("--note", metavar="TEXT", help="something to remember")
     command.add_argument("--kind", choices=KINDS, help="what was wrong; needs --evidence")
     command.add_argument("--evidence", metavar="TEXT", help="what was fixed and where that can be seen")
@@ -150,7 +181,8 @@ def _add_replays(actions: Any, talking: Talking) -> None:
 
 def _add_discard(actions: Any, talking: Talking) -> None:
     command = _action(actions, "discard", "mark them as never to be sent; they stay to be looked at")
-    command.add_argument("ids", metavar="ID", nargs="+", help=_ID)
+    command.add_argument("ids", metavar="ID", nargs="*", help=_ID)
+    _add_many(command)
     command.add_argument("--reason", metavar="TEXT", required=True, help="why, for whoever looks at it")
     talking(command)
 
