@@ -46,8 +46,12 @@ class NoAuthority(Exception):
 class Authority:
     """One authority: its key, its certificate, and the hosts it may speak for. Use `ensure` or `read`."""
 
-    def __init__(self, folder: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+    def __init__(
+        self, folder: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate, exposed: str | None = None
+    ) -> None:
         self.folder = folder
+        self.exposed = exposed
+        """What to say when others could read the key until now."""
         self._key = key
         self.certificate = certificate
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
@@ -114,7 +118,21 @@ def read(state_dir: Path) -> Authority | None:
         raise _damaged(folder) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise _damaged(folder)
-    return Authority(folder, key, certificate)
+    return Authority(folder, key, certificate, _closed_to_others(folder.parent / WHOLE))
+
+
+def _closed_to_others(path: Path) -> str | None:
+    """A copy, a restore or a careless chmod may have opened it."""
+    mode = path.stat().st_mode & 0o777
+    if not mode & 0o077:
+        return None
+    told = f"the key of the authority in {path} could be read by others (mode {mode:04o})"
+    again = "whoever did can pose as the intercepted hosts, to apps that trust it: `sidecar ca rotate` makes another"
+    try:
+        path.chmod(0o600)
+    except OSError as error:
+        return f"{told}, and cannot be closed: {error.strerror}; `chmod 600` it. And {again}"
+    return f"{told}; it is 0600 now. But {again}"
 
 
 def ensure(state_dir: Path, hosts: Iterable[str]) -> tuple[Authority, bool]:

@@ -164,6 +164,8 @@ class Interception:
             self._authority, replaced = ensure(folder, intercepted_hosts(settings.upstreams.values()))
             self._made_for, self._kept_at = settings, _changed_at(folder / WHOLE)
             self._leaves.clear()
+            if self._authority.exposed is not None:
+                self._proxy.log.warn("sidecar.interception.key_exposed", self._authority.exposed)
             if replaced or before not in (None, self._authority.fingerprint):
                 self._proxy.log.warn(
                     "sidecar.interception.new_authority",

@@ -199,6 +199,26 @@ async def test_a_page_whose_name_was_pointed_at_loopback_gets_nothing(start_side
         assert sidecar.proxy.retries_enabled
 
 
+async def test_every_origin_counts_and_where_there_is_none_the_site_does(start_sidecar: Starter) -> None:
+    sidecar = await start_sidecar()
+    ours = "Origin: http://localhost"
+    for fields in (
+        (ours, "Origin: http://evil.test"),
+        ("Origin: http://evil.test", ours),
+        ("Sec-Fetch-Site: cross-site",),
+        ("Sec-Fetch-Site: same-site",),
+        ("Sec-Fetch-Site: same-origin", "Sec-Fetch-Site: cross-site"),
+        (ours, "Sec-Fetch-Site: cross-site"),
+    ):
+        for path in ("/retries/disable", "/keys/rotate", "/reload"):
+            reply = await admin(sidecar, path, "Content-Length: 0", *fields, method="POST")
+            assert (403, "INSUFFICIENT_PERMISSIONS") == (reply.status, reply.json["error_code"]), (path, fields)
+    assert sidecar.proxy.retries_enabled
+    for fields in ((), (ours,), ("Sec-Fetch-Site: same-origin",), ("Sec-Fetch-Site: none",)):
+        assert 200 == (await admin(sidecar, "/retries/enable", "Content-Length: 0", *fields, method="POST")).status
+    assert 200 == (await admin(sidecar, "/errors", "Sec-Fetch-Site: cross-site")).status, "a link may be followed"
+
+
 async def test_a_page_of_another_site_gets_nothing(start_sidecar: Starter) -> None:
     sidecar = await start_sidecar()
     for origin in [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import socket
 import ssl
 import stat
@@ -548,6 +549,20 @@ async def test_the_authority_is_private_and_constrained_to_the_listed_hosts(open
     assert constraints.critical
     assert ["10.1.2.3/32", "api.test", "b.test"] == sorted(str(n.value) for n in constraints.value.permitted_subtrees)
     assert "secp256r1" == certificate.public_key().curve.name
+
+
+async def test_a_key_that_others_could_read_is_closed_to_them_and_that_is_told(opened: Any) -> None:
+    its = await opened(always(OK))
+    whole = its.ca.parent / "authority.pem"
+    assert 200 == (await its.ask(its.get("/"))).status
+    assert "key_exposed" not in its.sidecar.logged.getvalue()
+    whole.chmod(0o644)
+    os.utime(whole)  # as a restore does
+    assert 200 == (await its.ask(its.get("/"))).status
+    assert 0o600 == stat.S_IMODE(whole.stat().st_mode)
+    told = its.sidecar.logged.getvalue()
+    assert 1 == told.count("sidecar.interception.key_exposed")
+    assert "mode 0644" in told and "sidecar ca rotate" in told
 
 
 async def test_a_leaf_for_another_host_would_not_be_trusted(opened: Any, tmp_path: Path) -> None:

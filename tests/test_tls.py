@@ -139,6 +139,20 @@ async def test_a_certificate_for_another_name_is_refused(
     assert [] == upstream.requests
 
 
+async def test_a_name_in_the_subject_alone_is_no_name(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, authority: Authority
+) -> None:
+    for only, status in ((True, 502), (False, 200)):
+        certificate = authority.issue("localhost", common_name_only=only)
+        upstream, _ = await a_tls_upstream(start_upstream, server_side(certificate))
+        endpoints = [f"https://localhost:{upstream.port}"]
+        sidecar = await start_sidecar(upstreams=towards(upstream, ca_bundle=str(authority.bundle), endpoints=endpoints))
+        reply = await ask(sidecar)
+        assert status == reply.status
+        if only:
+            assert_tls_failure(reply, "subjectaltname", "in its subject alone does not count")
+
+
 async def test_an_expired_certificate_is_refused(
     start_sidecar: Starter, start_upstream: UpstreamStarter, authority: Authority
 ) -> None:

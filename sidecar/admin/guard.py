@@ -2,8 +2,9 @@
 
 Law: on loopback `Host` must be a loopback name (a page in a browser can make a name of its own point at loopback, but
 cannot fake the Host its requests carry); a listener beyond this machine goes by whatever name its clients know, and
-there nobody gets past without a token, which no page has. An `Origin`, which browsers add, must be that same host.
-There are no cookies and there is no CORS. Whatever is refused or goes wrong anywhere below is answered in one shape.
+there nobody gets past without a token, which no page has. Every `Origin`, which browsers add, must be that same host,
+and where they leave it out `Sec-Fetch-Site` must not say that another site asks for a change. There are no cookies and
+there is no CORS. Whatever is refused or goes wrong anywhere below is answered in one shape.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ _LONGEST_PATH = 100
 # What cannot be said while the store is still another process's, and how long it is waited for.
 _ABOUT_THE_STORE = frozenset({"dlq", "ids", "jobs", "keys", "audit"})
 _PATIENCE = 5.0
+_LOOKING = frozenset({"GET", "HEAD"})
+_OWN_SITE = frozenset({"same-origin", "none"})
+"""What a browser says of a request that a page of ours made, or its user. Others may follow a link and no more."""
 
 
 class Guard:
@@ -107,12 +111,18 @@ class Guard:
 
 def _no_strangers(request: web.Request, *, beyond: bool) -> None:
     host = request.headers.get("Host", "")
-    origin = request.headers.get("Origin")
+    ours = (f"http://{host.lower()}", f"https://{host.lower()}")
+    foreign = [origin for origin in request.headers.getall("Origin", []) if origin.lower() not in ours]
+    sites = request.headers.getall("Sec-Fetch-Site", [])
     stranger = None
-    if not beyond and not is_local_name(host):
+    if len(request.headers.getall("Host", [])) > 1:
+        stranger = "two of them at once"
+    elif not beyond and not is_local_name(host):
         stranger = f"Host {host[:_LONGEST_PATH]!r}"
-    elif origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
-        stranger = f"Origin {origin[:_LONGEST_PATH]!r}"
+    elif foreign:
+        stranger = f"Origin {foreign[0][:_LONGEST_PATH]!r}"
+    elif request.method not in _LOOKING and any(site.strip().lower() not in _OWN_SITE for site in sites):
+        stranger = f"pages of other sites (Sec-Fetch-Site {sites[0][:_LONGEST_PATH]!r})"
     if stranger is not None:
         raise Problem(
             403,

@@ -51,6 +51,8 @@ def _existing(settings: Settings) -> Authority:
             f"there is no authority in {state_dir} yet: for an upstream that has `intercept: true` one is made when "
             "the sidecar starts, or by `sidecar ca export`"
         )
+    if found.exposed is not None:
+        print(f"Warning: {found.exposed}.", file=sys.stderr)
     return found
 
 

@@ -46,7 +46,8 @@ _CERTIFICATE_TODO = {
     20: _PRIVATE,  # issuer not here
     21: _PRIVATE,  # only the leaf was sent
     23: "it has been revoked; the upstream needs another",
-    62: "it is for another host: check `hosts` and `endpoints`, or set `rewrite_host`",
+    62: "it is for another host (a name in its subject alone does not count): check `hosts` and `endpoints`, "
+    "set `rewrite_host`, or give the upstream one with a subjectAltName",
     64: "it is for another address: check `endpoints`, or name the host instead of its address",
     66: _WEAK,
     67: _WEAK,

@@ -25,6 +25,7 @@ class ResumingContext(ssl.SSLContext):
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, ssl.SSLSession] = OrderedDict()
         self.set_alpn_protocols(["http/1.1"])
+        self.hostname_checks_common_name = False  # the subject says who somebody is, not which host (RFC 9525, 2)
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
         name = kwargs.get("server_hostname")

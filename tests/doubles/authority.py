@@ -27,16 +27,16 @@ class Authority:
         self.bundle = folder / f"{name}.pem"
         self.bundle.write_bytes(certificate.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, *names: str, days: int = 1, weak: bool = False) -> Path:
+    def issue(self, *names: str, days: int = 1, weak: bool = False, common_name_only: bool = False) -> Path:
         """A PEM file with a certificate for these names or addresses, and its key."""
         key: Key = ec.generate_private_key(ec.SECP256R1()) if not weak else rsa.generate_private_key(65537, 1024)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
         alternatives = x509.SubjectAlternativeName([_general_name(name) for name in names])
-        certificate = (
-            self._unsigned(subject, key, days)
-            .add_extension(alternatives, critical=False)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .sign(self._key, hashes.SHA256())
+        unsigned = self._unsigned(subject, key, days)
+        if not common_name_only:
+            unsigned = unsigned.add_extension(alternatives, critical=False)
+        certificate = unsigned.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True).sign(
+            self._key, hashes.SHA256()
         )
         file = self._folder / f"leaf{certificate.serial_number}.pem"
         file.write_bytes(
