@@ -1,7 +1,8 @@
-"""Finished sessions worth looking at: which ones they are, the ring that keeps them, and how one is shown.
+"""Finished sessions worth looking at: which ones they are, what keeps them, and how one is shown.
 
-Law: everything but healthy sessions is kept, the newest so many for so long, in memory; healthy ones are sampled. What
-leaves this file is redacted. A cursor is a session's number, so a page never moves when new sessions arrive.
+Law: everything but healthy sessions is kept, so many for so long, in memory (telemetry/ring.py says which go first);
+healthy ones are sampled. What leaves this file is redacted. A cursor is a session's number, so a page never moves when
+new sessions arrive.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 from telemetry.record import GOOD, PHASE_WORDS, Attempt, Errand, Session, time_to_first_byte, trace_id_of, words_of
 from telemetry.redact import Redactor
+from telemetry.ring import CAUSES_LAST, Ring
 from telemetry.timestamps import rfc3339
 
 Wall = Callable[[float], float]
@@ -66,11 +68,28 @@ class Page(NamedTuple):
     total: int | None
 
 
+class Retention(NamedTuple):
+    """How long sessions are kept: as set, and as it turned out."""
+
+    capacity: int
+    kept: int
+    ttl: float
+    oldest: float | None
+    """Wall time: the oldest one that is there for no special reason."""
+    pushed_out: int
+    """Dropped before their time, because there were too many."""
+    folded: int
+    """Refusals of open breakers that are only counted, in the row of their period."""
+    causes: int
+    """Failures that opened a breaker; they are kept `causes_ttl`."""
+    causes_ttl: float
+
+
 class Sessions:
-    """The ring. `wall` turns the record's times into wall time."""
+    """What is kept. `wall` turns the record's times into wall time."""
 
     def __init__(self, capacity: int, ttl: float, wall: Wall) -> None:
-        self._kept: deque[tuple[int, Session]] = deque(maxlen=capacity)
+        self.ring = Ring(capacity)
         self._sampled: deque[tuple[int, Session]] = deque(maxlen=min(capacity, _SAMPLED))
         self._ttl = ttl
         self._wall = wall
@@ -79,13 +98,13 @@ class Sessions:
     def configure(self, capacity: int, ttl: float) -> None:
         """Other bounds, from now on; the newest stay."""
         self._ttl = ttl
-        if capacity != self._kept.maxlen:
-            self._kept = deque(self._kept, maxlen=capacity)
+        if capacity != self.ring.capacity:
+            self.ring.resize(capacity)
             self._sampled = deque(self._sampled, maxlen=min(capacity, _SAMPLED))
 
     def keep(self, session: Session) -> None:
         self._count += 1
-        self._kept.append((self._count, session))
+        self.ring.add(self._count, session)
 
     def sample(self, session: Session) -> None:
         """A healthy one, for the live view."""
@@ -95,21 +114,34 @@ class Sessions:
     def expire(self, now: float) -> None:
         """Drop what is too old; `now` is monotonic."""
         oldest = now - self._ttl
-        for ring in (self._kept, self._sampled):
-            while ring and ring[0][1].ended < oldest:
-                ring.popleft()
+        self.ring.expire(oldest, now - self._ttl * CAUSES_LAST)
+        while self._sampled and self._sampled[0][1].ended < oldest:
+            self._sampled.popleft()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self.ring)
+
+    def retention(self) -> Retention:
+        ring, oldest = self.ring, self.ring.oldest
+        return Retention(
+            capacity=ring.capacity,
+            kept=len(ring) + len(self._sampled),
+            ttl=self._ttl,
+            oldest=None if oldest is None else self._wall(oldest),
+            pushed_out=ring.pushed_out,
+            folded=ring.folded,
+            causes=ring.causes,
+            causes_ttl=self._ttl * CAUSES_LAST,
+        )
 
     def find(self, session_id: str) -> Session | None:
         wanted = session_id.encode()
-        return next((session for _, session in self._newest_first() if session.session_id == wanted), None)
+        return next((session for session in self._all() if session.session_id == wanted), None)
 
     def ids_like(self, part: str, limit: int) -> list[str]:
         """Ids that begin or end so, the newest first."""
         wanted = part.encode()
-        ids = (session.session_id for _, session in self._newest_first())
+        ids = (session.session_id for session in self._all())
         fitting = (whole for whole in ids if whole.startswith(wanted) or whole.endswith(wanted))
         return [whole.decode() for whole in islice(fitting, limit)]
 
@@ -118,36 +150,38 @@ class Sessions:
         if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
             raise ValueError("cursor: not one of this list; leave it out to begin with the newest")
         before = self._count + 1 if cursor is None else int(cursor)
-        earliest = float("-inf") if wanted.since is None else wanted.since
 
         def fitting() -> Iterator[tuple[int, Session]]:
             for number, session in self._newest_first():
-                if number >= before:
-                    continue
-                if self._wall(session.ended) < earliest:
-                    return
-                if wanted.fits(session):
+                if number < before and self._is_since(session, wanted.since) and wanted.fits(session):
                     yield number, session
 
         found = list(islice(fitting(), limit + 1))
         items = found[:limit]
         more = len(found) > limit
-        total = None if cursor is not None else self._count_of(wanted, earliest) if more else len(items)
+        total = None if cursor is not None else self._count_of(wanted) if more else len(items)
         return Page([session for _, session in items], str(items[-1][0]) if more and items else None, total)
 
-    def _count_of(self, wanted: Wanted, earliest: float) -> int:
+    def _is_since(self, session: Session, since: float | None) -> bool:
+        """A row of refusals is as young as its last one."""
+        if since is None:
+            return True
+        row = self.ring.refusals(session)
+        return self._wall((session if row is None else row.last).ended) >= since
+
+    def _count_of(self, wanted: Wanted) -> int:
         if wanted == ALL:
-            return len(self._kept) + len(self._sampled)
-        count = 0
-        for ring in (self._kept, self._sampled):
-            for _, session in reversed(ring):
-                if self._wall(session.ended) < earliest:
-                    break
-                count += wanted.fits(session)
-        return count
+            return len(self.ring) + len(self._sampled)
+        return sum(
+            self._is_since(session, wanted.since) and wanted.fits(session) for _, session in self._newest_first()
+        )
 
     def _newest_first(self) -> Iterator[tuple[int, Session]]:
-        return heapq.merge(reversed(self._kept), reversed(self._sampled), key=_number, reverse=True)
+        return heapq.merge(self.ring.newest_first(), reversed(self._sampled), key=_number, reverse=True)
+
+    def _all(self) -> Iterator[Session]:
+        yield from (session for _, session in self._newest_first())
+        yield from self.ring.lasts()
 
 
 def _number(entry: tuple[int, Session]) -> int:

@@ -29,6 +29,7 @@ from telemetry.redact import Redactor
 from telemetry.rotating import RotatingFile
 from telemetry.sessions import Sessions, Wall, is_interesting, serialise
 from telemetry.spans import span_count
+from telemetry.timestamps import rfc3339
 from telemetry.traces import Ids, Sampler, Traces
 from telemetry.writer import Writer
 
@@ -217,6 +218,16 @@ class Signals:
     def show(self, session: Session, *, explained: bool = False) -> dict[str, Any]:
         """A RetrySession for the admin port; `explained` with its explanation."""
         shown = serialise(session, self._wall, self.redactor, self._server_id)
+        row = self.sessions.ring.refusals(session)
+        shown["refusals"] = None
+        if row is not None:
+            shown["refusals"] = {
+                "count": row.count,
+                "first_session_id": row.first.session_id.decode(),
+                "first_at": rfc3339(self._wall(row.first.ended)),
+                "last_session_id": row.last.session_id.decode(),
+                "last_at": rfc3339(self._wall(row.last.ended)),
+            }
         if explained:
             shown["summary"] = explain.summary(session)
             shown["explanation"] = explain.as_json(session, self.redactor, self._slow)
@@ -224,7 +235,17 @@ class Signals:
 
     def explain(self, session: Session) -> str:
         """What happened to a session, for a person."""
-        return explain.as_text(session, self.redactor, self._slow, self._wall)
+        text, row = (
+            explain.as_text(session, self.redactor, self._slow, self._wall),
+            self.sessions.ring.refusals(session),
+        )
+        if row is None or row.count == 1:
+            return text
+        first, last = (one.session_id.decode() for one in (row.first, row.last))
+        return (
+            f"{text}\nThe breaker refused {row.count:,} calls in this open period, which are one row in the list: the "
+            f"first was {first}, the last so far {last}.\n"
+        )
 
     # ---- state changes -------------------------------------------------------------------------------------------
 
@@ -232,6 +253,10 @@ class Signals:
         """A breaker moved; `why` in words, for example `5 failures in a row` or `forced by an operator`."""
         endpoint = self.redactor.url(endpoint)
         self.metrics.breaker_moved(upstream, endpoint, from_state, to_state)
+        if to_state == "closed":
+            self.sessions.ring.closed(upstream)
+        elif (from_state, to_state) == ("closed", "open"):
+            self.sessions.ring.opened(upstream, self._monotonic())
         self.transitions.append(Transition(self._wall_now(), upstream, endpoint, from_state, to_state, why))
         body = f"breaker of {upstream} at {endpoint} went from {from_state} to {to_state}"
         facts = {"upstream": upstream, "endpoint": endpoint, "from_state": from_state, "to_state": to_state, "why": why}

@@ -315,7 +315,7 @@ SEEN: dict[str, Callable[[Running], Any]] = {
         f"error_codes.<name>.{name}": lambda s, name=name: getattr(mine(s), name)  # type: ignore[misc]
         for name in ("category", "severity", "retry", "status", "related", "policy")
     },
-    "telemetry.sessions": lambda s: s.proxy.signals.sessions._kept.maxlen,
+    "telemetry.sessions": lambda s: s.proxy.signals.sessions.ring.capacity,
     "telemetry.own_otlp": lambda s: s.proxy.settings.telemetry.own_otlp,
     "telemetry.log.format": lambda s: s.log._format.__name__.removeprefix("_"),
     "telemetry.log.level": lambda s: LEVELS[s.log._least],
@@ -439,7 +439,7 @@ def left_of(sidecar: Running, wanted: set[Any]) -> set[Any]:
     texts = {value.lower() for value in wanted if isinstance(value, str)}
     found: set[Any] = set()
     signals = sidecar.proxy.signals
-    past = (signals.events, signals.writer, signals.sessions._kept, signals.sessions._sampled, sidecar.stream)
+    past = (signals.events, signals.writer, signals.sessions.ring, signals.sessions._sampled, sidecar.stream)
     seen, todo = {id(signals.aggregates), *map(id, past)}, [sidecar.__dict__, signals.aggregates.subsystems]
     while todo:
         one: Any = todo.pop()

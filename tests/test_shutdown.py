@@ -35,7 +35,7 @@ def silent() -> Script:
 
 
 def sessions(sidecar: Running) -> list[Session]:
-    return [session for _, session in sidecar.proxy.signals.sessions._kept]
+    return [session for _, session in sidecar.proxy.signals.sessions.ring.newest_first()][::-1]
 
 
 async def cut_off(sidecar: Running, app: App, grace: float = 0.05) -> Reply:

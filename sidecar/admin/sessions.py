@@ -20,6 +20,7 @@ from sidecar.admin.problem import Problem, wrong, wrong_choice
 from sidecar.admin.route import Call, Route, Told
 from sidecar.proxy import Proxy
 from telemetry.sessions import Wanted
+from telemetry.timestamps import rfc3339
 
 Outcome = Literal[
     "first_try",
@@ -97,6 +98,37 @@ class AttemptShown(Answer):
     decision: DecisionShown | None
 
 
+class RefusalsShown(Answer):
+    """What a breaker refused in one open period: one row in the list, the first of them."""
+
+    count: int
+    first_session_id: str
+    first_at: str
+    last_session_id: str
+    """The only other one that can be looked at."""
+    last_at: str
+
+
+class RetentionShown(Answer):
+    """How long sessions are kept: as set (`telemetry.sessions`, `telemetry.sessions_ttl`), and as it turned out."""
+
+    capacity: int
+    kept: int
+    ttl: float
+    """Seconds."""
+    oldest: str | None
+    """When the oldest one ended that is there for no special reason. Younger than `ttl`, and something pushed out: that
+    far back the list goes. Kinds (upstream, outcome, code) that are rare go further back than common ones."""
+    pushed_out: int
+    """Dropped before their time since the start, because there were too many of their kind."""
+    folded: int
+    """Refusals of open breakers that are only counted, in the row of their period."""
+    causes: int
+    """Failures that opened a breaker."""
+    causes_ttl: float
+    """Seconds that these are kept, whatever comes after them."""
+
+
 class SessionShown(Answer):
     """One request of the app, with all its attempts."""
 
@@ -129,6 +161,8 @@ class SessionShown(Answer):
     total_duration: float
     time_to_first_byte: float | None
     """Until the app had the first byte of its answer."""
+    refusals: RefusalsShown | None
+    """Of a row that stands for all that a breaker refused in one open period."""
 
 
 class StepShown(Answer):
@@ -156,6 +190,7 @@ class SessionPage(Answer):
     next_cursor: str | None
     total: int | None
     """How many fit in all; on the first page only."""
+    retention: RetentionShown
 
 
 class Sessions:
@@ -200,7 +235,13 @@ class Sessions:
             "items": await in_slices(page.items, proxy.signals.show),
             "next_cursor": page.next_cursor,
             "total": page.total,
+            "retention": self._retention(),
         }
+
+    def _retention(self) -> RetentionShown:
+        found = self._proxy.signals.sessions.retention()
+        oldest = None if found.oldest is None else rfc3339(found.oldest)
+        return RetentionShown.model_validate({**found._asdict(), "oldest": oldest})
 
     async def one(self, call: Call[NoQuery, NoBody]) -> Told:
         await self._changes.note_reading(call.request, f"session {call.named('id')[:60]}")
@@ -208,8 +249,11 @@ class Sessions:
         signals = self._proxy.signals
         session = signals.sessions.find(session_id)
         if session is None:
-            kept = "retried, failed, refused and slow ones are kept, the newest of them, and a sample of the others"
-            raise Problem(404, "NOT_FOUND", f"session {session_id[:60]!r} is not known: {kept}; see GET /sessions")
+            kept = (
+                "retried, failed, refused and slow ones are kept and a sample of the others, of what an open breaker "
+                "refused the first and the last; GET /sessions says how far back"
+            )
+            raise Problem(404, "NOT_FOUND", f"session {session_id[:60]!r} is not known: {kept}")
         if preferred(call.request.headers.get("Accept", ""), (JSON, PLAIN)) == PLAIN:
             return web.Response(text=signals.explain(session), content_type=PLAIN)
         return signals.show(session, explained=True)

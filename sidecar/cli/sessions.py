@@ -101,6 +101,8 @@ def _row(session: Session) -> Sequence[Cell]:
     colour = "green" if outcome in GOOD else "red" if outcome in BAD else "yellow"
     error, result = session["final_error"], session["final_result"]
     shown = error["type"] if error is not None else str(result["status"]) if result is not None else "-"
+    if session["refusals"] is not None and session["refusals"]["count"] > 1:
+        shown += f" ×{session['refusals']['count']:,}"
     return (
         when(session["start_time"]),
         Cell(session["session_id"], None, session["session_id"][:8]),
