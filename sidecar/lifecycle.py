@@ -11,6 +11,8 @@ import gc
 import linecache
 import os
 import signal
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -28,6 +30,7 @@ from sidecar.assembly import CannotStart, Sidecar
 from sidecar.descriptors import Inherited
 from sidecar.sockets import CannotListen, GivenSockets, forget, from_service_manager
 from telemetry.logs import Log
+from telemetry.timestamps import rfc3339
 
 if TYPE_CHECKING:
     from sidecar.app import App
@@ -108,4 +111,9 @@ async def _accompany(sidecar: Sidecar, app: App, inherited: Inherited) -> int:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
         await sidecar.stop()
+    from sidecar.run_summary import said
+
+    state_dir = Path(sidecar.proxy.settings.state_dir)
+    name = rfc3339(clock.wall())[:19].replace(":", "")
+    print(f"sidecar: {said(sidecar.proxy.signals, state_dir, name)}", file=sys.stderr)
     return code

@@ -7,13 +7,17 @@ file does not forget it; the app does not see them.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import sys
+from pathlib import Path
 
 from config.addresses import parse_host_entry
 from config.loader import ConfigError, Loaded, load
 from config.model import Settings
+
+_MOST_BESIDE = 100
 
 
 class WrongUse(Exception):
@@ -29,6 +33,8 @@ def run(chosen: argparse.Namespace) -> int:
             raise WrongUse("there is no command behind `--`")
         loaded = load(chosen.config, os.environ)
         said = _meant(loaded, chosen.intercept, for_command=chosen.behind is not None)
+        if chosen.behind is not None and loaded.origins.get("state_dir", "default") == "default":
+            said |= _state_of_its_own(Path(loaded.settings.state_dir))
         if said:
             os.environ.update(said)
             loaded = load(chosen.config, os.environ)
@@ -55,6 +61,46 @@ def _meant(loaded: Loaded, hosts: list[str], *, for_command: bool) -> dict[str, 
             if loaded.origins.get(key, "default") == "default":
                 said["SIDECAR__" + key.upper().replace(".", "__")] = value
     return said
+
+
+def _state_of_its_own(usual: Path) -> dict[str, str]:
+    """Two commands in one folder are two sidecars: the second one's state is beside that of the first."""
+    for number in range(1, _MOST_BESIDE):
+        folder = usual if number == 1 else usual.with_name(f"{usual.name}-{number}")
+        try:
+            if not _reserved(folder):
+                continue
+        except OSError:
+            return {}  # it cannot be used for another reason, which the start tells
+        if number == 1:
+            return {}
+        print(
+            f"sidecar run: {usual} is in use by another sidecar, so this one keeps its state in {folder}; "
+            "set `state_dir` to say where",
+            file=sys.stderr,
+        )
+        return {"SIDECAR__STATE_DIR": str(folder)}
+    return {}
+
+
+def _reserved(folder: Path) -> bool:
+    """Whether nobody else has it; from then on nobody else of us takes it, until this process ends."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    reservation = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(reservation, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            owner = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)  # of a sidecar that was started otherwise
+        except FileNotFoundError:
+            return True  # the descriptor stays open on purpose: it is the reservation
+        try:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(owner)
+    except BlockingIOError:
+        os.close(reservation)
+        return False
+    return True
 
 
 def _intercept(settings: Settings, host: str) -> dict[str, str]:

@@ -298,3 +298,56 @@ def test_a_password_is_hashed_and_an_empty_one_refused(sidecar: Say) -> None:
     assert (0, True) == (told.returncode, told.stdout.startswith("scrypt:16384:8:1$"))
     assert "s3cret" not in told.stdout
     assert 2 == sidecar("password", given="\n").returncode
+
+
+# ---- what is said at the end -------------------------------------------------------------------------------------
+
+CALLS = """
+import os, socket, urllib.request
+for path in ("/ok", "/flaky"):
+    urllib.request.urlopen(os.environ["CALLED"] + path, timeout=10).read()
+host, _, port = os.environ["HTTP_PROXY"].removeprefix("http://").partition(":")
+with socket.create_connection((host, int(port)), timeout=10) as plain:
+    plain.sendall(b"CONNECT api.test:9443 HTTP/1.1\\r\\nHost: api.test:9443\\r\\n\\r\\n")
+    assert b" 403 " in plain.recv(65536)
+"""
+
+
+async def flaky_once(talk: Talk) -> None:
+    while True:
+        await talk.read_request()
+        await talk.send(answer(b"", "503 Busy") if len(talk.upstream.requests) == 2 else answer())
+
+
+async def test_the_end_says_how_the_calls_went_and_where_each_is_explained(
+    start_upstream: UpstreamStarter, tmp_path: Path
+) -> None:
+    upstream = await start_upstream(flaky_once)
+    config = tmp_path / "sidecar.yaml"
+    config.write_text(json.dumps({"upstreams": {"api": {"route": "/api", "endpoints": [upstream.url]}}}))
+    program = CALLS.replace('os.environ["CALLED"]', 'os.environ["HTTP_PROXY"] + "/api"')
+    ran = await sidecar_run(tmp_path, "-c", str(config), "--", PYTHON, "-c", program, environ={"no_proxy": "*"})
+    assert 0 == ran.code, ran.err
+    last = ran.err.splitlines()[-1]
+    assert last.startswith("sidecar: 3 calls, 1 recovered, 1 refused (EGRESS_DENIED: ")
+    explained = tmp_path / last.rpartition("explained in ")[2]
+    text = explained.read_text()
+    assert text.index("/flaky") < text.index("api.test:9443")
+    assert 0o600 == explained.stat().st_mode & 0o777
+
+
+async def test_a_command_that_calls_nobody_is_told_so(tmp_path: Path) -> None:
+    ran = await sidecar_run(tmp_path, "--", "true")
+    assert (0, "sidecar: no call came through the sidecar") == (ran.code, ran.err.splitlines()[-1])
+
+
+async def test_two_commands_in_one_folder_have_a_state_each(tmp_path: Path) -> None:
+    first = await started(tmp_path, "print('up'); input()")
+    assert b"up\n" == await line_of(first)
+    second = await sidecar_run(tmp_path, "--", "true")
+    assert (0, True) == (second.code, "keeps its state in sidecar-data-2; set `state_dir`" in second.err)
+    assert first.stdin is not None
+    first.stdin.write(b"\n")
+    assert 0 == await ended(first)
+    third = await sidecar_run(tmp_path, "--", "true")
+    assert (0, False) == (third.code, "keeps its state in" in third.err)
