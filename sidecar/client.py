@@ -9,8 +9,9 @@
             raise await SidecarError.from_async_response(response)   # aiohttp, and streamed answers of httpx
 
 Law: standard library only and nothing of the sidecar's own, so that an application may import this file or take a copy
-of it. Whatever an answer looks like, the result is a `SidecarError` and no other exception: an upstream's own error
-that was passed on has the code `HTTP_<status>`, unless its body has the same shape as ours.
+of it. Whatever an answer looks like, the result is a `SidecarError` and no other exception. An upstream's own error
+that was passed on has the code that the sidecar gave it (`x-sidecar-error-code`) and keeps its status and its body; one
+that never passed a sidecar has the code `HTTP_<status>`, unless its body has the same shape as ours.
 """
 
 from __future__ import annotations
@@ -59,10 +60,15 @@ class SidecarError(Exception):
         self.status = status
         """Of the answer."""
         self.shaped = isinstance(document.get("error_code"), str)
-        """Whether the body has the error shape; without it, `code` and `message` are made from the status."""
-        self.code: str = document["error_code"] if self.shaped else f"HTTP_{status}"
+        """Whether the body has the error shape."""
+        said = document["error_code"] if self.shaped else f"HTTP_{status}"
+        self.code: str = fields.get("x-sidecar-error-code") or said
         """A word of the registry: `GET /errors/{code}` on the admin port explains it."""
-        self.message = _text(document.get("message")) or f"the answer has status {status}"
+        self.body = body[:_LARGEST_BODY]
+        """Of the answer: what the upstream itself says when `by_sidecar` is False. Empty when it was not read."""
+        self.document = document
+        """The body, when it is a JSON object."""
+        self.message = _message(document) or f"the answer has status {status}"
         details = document.get("details") if self.shaped else None
         self.details: dict[str, Any] = details if isinstance(details, dict) else {}
         self.request_id = _text(document.get("request_id")) or fields.get("x-sidecar-session")
@@ -80,7 +86,7 @@ class SidecarError(Exception):
         """Set when the request is kept as a dead letter: it can be replayed, and need not be sent by you."""
         self.retry_after = _retry_after(document.get("retry_after"), fields)
         """Seconds to wait before another try, when the answer says so."""
-        self._rebuilt_from = (status, fields, body if self.shaped else b"")
+        self._rebuilt_from = (status, fields, self.body)
         known = f" (request {self.request_id})" if self.request_id else ""
         super().__init__(f"{self.code}: {self.message}{known}")
 
@@ -91,7 +97,7 @@ class SidecarError(Exception):
         you can find out whether it was."""
         if self.outcome in _FINAL_OUTCOMES:
             return False
-        if not self.shaped:
+        if self.code.startswith("HTTP_"):
             return self.status in _PASSING_STATUS
         return self.code in _PASSING or (self.code in _CONDITIONAL and self.retry_after is not None)
 
@@ -135,6 +141,13 @@ def _document(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _message(document: dict[str, Any]) -> str | None:
+    """As we write it, and as most upstreams do: `message`, `error.message` or `error`."""
+    error = document.get("error")
+    inner = error.get("message") if isinstance(error, dict) else error
+    return _text(document.get("message")) or _text(inner)
 
 
 def _text(value: object) -> str | None:

@@ -38,6 +38,8 @@ def sidecar_lines(record: Session, upstream_lines: bytes) -> bytes:
     )
     if record.code is None and record.dlq_id is None:
         return lines
+    if record.code is not None:
+        lines = b"%bx-sidecar-error-code: %b\r\n" % (lines, record.code.encode())
     missing = not_kept_code(record)
     if missing is not None:
         return b"%bx-sidecar-dlq-error: %b\r\n" % (lines, missing.encode())

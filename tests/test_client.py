@@ -18,7 +18,7 @@ import requests
 from config.errors import registry
 from sidecar.client import SidecarError
 from tests.conftest import Running, Starter, UpstreamStarter
-from tests.doubles.faults import NO_BREAKER, QUICK_POLICIES, refusing_port, reset_after_request, status
+from tests.doubles.faults import NO_BREAKER, QUICK_POLICIES, in_turn, refusing_port, reset_after_request, status
 from tests.doubles.upstream import always, answer
 
 Ask = Callable[..., Any]
@@ -110,7 +110,7 @@ async def test_an_open_breaker_says_when_to_come_back(
         upstreams={"u": {"route": "/u", "endpoints": [upstream.url], "breaker": breaker}}, policies=QUICK_POLICIES
     )
     passed_on = await ask(f"{base(sidecar)}/u/x")
-    assert ("HTTP_503", False, False, True, "breaker_open") == (
+    assert ("TEMPORARY_UNAVAILABLE", False, False, True, "breaker_open") == (
         passed_on.code,
         passed_on.shaped,
         passed_on.by_sidecar,
@@ -163,6 +163,43 @@ async def test_an_error_of_the_upstream_in_the_same_shape_is_read_but_not_taken_
 
 
 @every_library
+async def test_an_error_of_the_upstream_keeps_its_own_words_beside_our_code(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, ask: Ask
+) -> None:
+    body = b'{"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}'
+    busy = answer(body, "529 Site is overloaded", "x-sidecar-error-code: FORGED")
+    upstream = await start_upstream(always(busy))
+    sidecar = await start_sidecar(
+        upstreams={"u": {"route": "/u", "endpoints": [upstream.url], **NO_BREAKER}}, policies=QUICK_POLICIES
+    )
+    error = await ask(f"{base(sidecar)}/u/x")
+    assert (529, "SERVICE_OVERLOADED", "Overloaded", body, False) == (
+        error.status,
+        error.code,
+        error.message,
+        error.body,
+        error.by_sidecar,
+    )
+    assert "overloaded_error" == error.document["error"]["type"]
+    assert (error.code, error.body, error.message) == (
+        (again := pickle.loads(pickle.dumps(error))).code,
+        again.body,
+        again.message,
+    )
+
+
+async def test_only_what_failed_has_an_error_code(start_sidecar: Starter, start_upstream: UpstreamStarter) -> None:
+    upstream = await start_upstream(in_turn(answer(b"", "503 Service Unavailable"), answer(b"ok")))
+    sidecar = await start_sidecar(
+        upstreams={"u": {"route": "/u", "endpoints": [upstream.url]}}, policies=QUICK_POLICIES
+    )
+    app = await sidecar.app()
+    for outcome in ("recovered", "first_try"):
+        reply = await app.ask("GET /u/x HTTP/1.1\r\nHost: s\r\n\r\n")
+        assert (200, outcome, None) == (reply.status, reply.get("x-sidecar-outcome"), reply.get("x-sidecar-error-code"))
+
+
+@every_library
 async def test_an_error_page_of_the_upstream_still_names_the_session(
     start_sidecar: Starter, start_upstream: UpstreamStarter, ask: Ask
 ) -> None:
@@ -172,7 +209,7 @@ async def test_an_error_page_of_the_upstream_still_names_the_session(
         policies={"RATE_LIMIT_EXCEEDED": {"max_attempts": 1}},
     )
     error = await ask(f"{base(sidecar)}/u/x")
-    assert ("HTTP_429", 7.0, True, {}, 1) == (
+    assert ("RATE_LIMIT_EXCEEDED", 7.0, True, {}, 1) == (
         error.code,
         error.retry_after,
         error.retryable,
@@ -190,7 +227,7 @@ async def test_an_answer_that_was_not_read_is_known_by_its_head(start_sidecar: S
         client.stream("GET", f"{base(sidecar)}/nowhere") as response,
     ):
         error = SidecarError.from_response(response)
-    assert ("HTTP_404", "denied", False) == (error.code, error.outcome, error.retryable)
+    assert ("NO_ROUTE", "denied", False) == (error.code, error.outcome, error.retryable)
     assert error.request_id
 
 
@@ -206,7 +243,7 @@ async def test_a_released_answer_of_aiohttp_is_known_by_its_head(start_sidecar: 
     sidecar = await start_sidecar()
     async with aiohttp.ClientSession() as session, session.get(f"{base(sidecar)}/nowhere") as response:
         response.close()
-        assert "HTTP_404" == (await SidecarError.from_async_response(response)).code
+        assert "NO_ROUTE" == (await SidecarError.from_async_response(response)).code
 
 
 # ---- answers nobody expects --------------------------------------------------------------------------------------
