@@ -131,6 +131,8 @@ class Admin(Section):
     audit_reads: Flag = False
     """Whether the audit also has who looked at sessions, retry metrics, dead letters and jobs, once a minute for each;
     changes are always in it."""
+    audit_keep: Seconds = 31_536_000.0
+    """How long the audit keeps what was done, in seconds: a year unless set."""
 
 
 class Probes(Section):

@@ -56,6 +56,7 @@ class Senders:
             outbox_terms_of=kept.outbox_terms_of,
             delay=self._delay,
             outbox_keep=self._outbox_keep,
+            audit_keep=lambda: proxy.settings.admin.audit_keep,
             redactor=proxy.signals.redactor,
         )
         durable.notifier = notifier = Notifier(proxy.settings.dead_letter, self._notify)

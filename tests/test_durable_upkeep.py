@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sidecar.durable.audit import Audit
+from sidecar.durable.audit import Entry as AuditEntry
+from sidecar.durable.audit import Wanted as AuditWanted
 from sidecar.durable.bodies import Bodies
 from sidecar.durable.entry import Answer
 from sidecar.durable.filters import Filter
@@ -20,7 +24,7 @@ from sidecar.durable.outbox import Outbox
 from sidecar.durable.rotation import Rotation
 from sidecar.durable.seal import load_keyring
 from sidecar.durable.store import Store
-from sidecar.durable.trouble import CannotUse, Damaged, NoSuchThing, NotNow, Trouble
+from sidecar.durable.trouble import CannotUse, Damaged, NoSuchThing, NotKept, NotNow, Trouble
 from sidecar.durable.upkeep import Upkeep
 from telemetry.record import NOT_CONNECTED
 from tests.durability.faults import desync_index
@@ -370,3 +374,63 @@ async def test_a_file_edited_meanwhile_is_left_alone(tmp_path: Path, monkeypatch
         assert 0 == done.files
         assert 1 == len(os.listdir(rig.letters.bodies.folder))
         assert kept.created
+
+
+async def test_the_file_shrinks_when_much_of_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig_in(tmp_path, settings={"keep_completed": 10.0}) as rig:
+        upkeep = Upkeep(rig.letters)
+        ids = [(await rig.letters.keep(failed(number, body=b"x" * 200_000))).dlq_id for number in range(60)]
+        assert 0 == await upkeep.shrink(), "nothing is free"
+        for dlq_id in ids:
+            await rig.operator.discard(dlq_id, "ann", "a test")
+        rig.now += 20
+        assert 60 == (await upkeep.expire())["done"]
+        freed = await upkeep.shrink()
+        assert 1024 <= freed <= 8 * 256, "a bounded piece at a time"
+        while await upkeep.shrink():
+            pass
+        await rig.store.write(lambda connection: None)
+    assert (tmp_path / "store.db").stat().st_size < 6_000_000
+
+
+async def test_a_file_of_an_earlier_release_learns_to_shrink(tmp_path: Path) -> None:
+    def how(connection: sqlite3.Connection) -> int:
+        return int(connection.execute("PRAGMA auto_vacuum").fetchone()[0])
+
+    async with rig_in(tmp_path) as rig:
+        kept = await rig.letters.keep(failed())
+        assert 2 == await rig.store.read(how)
+    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("PRAGMA auto_vacuum = NONE")
+        connection.execute("VACUUM")
+        assert 0 == how(connection)
+    async with rig_in(tmp_path) as rig:
+        assert 2 == await rig.store.read(how)
+        assert kept.dlq_id == (await rig.entry(kept.dlq_id)).dlq_id
+        assert () == rig.store.losses
+
+
+async def test_the_audit_lets_go_of_what_is_old_and_of_nothing_else(tmp_path: Path) -> None:
+    async with rig_in(tmp_path) as rig:
+        audit = Audit(rig.store)
+        for at in range(10):
+            await audit.add(AuditEntry(float(at), "ann", "did", f"thing {at}"))
+        assert 4 == await audit.expire(4.0)
+        assert [f"thing {at}" for at in range(9, 3, -1)] == [
+            row.about for row in (await audit.page(AuditWanted(), 20))[0]
+        ]
+        with pytest.raises(sqlite3.IntegrityError, match="only ever added to"):
+            await rig.store.write(lambda connection: connection.execute("DELETE FROM audit WHERE at = 5") and None)
+        assert 0 == await audit.expire(4.0)
+
+
+async def test_a_fault_of_ours_in_the_store_is_told_as_such(tmp_path: Path) -> None:
+    async with rig_in(tmp_path) as rig:
+        told: list[str] = []
+        rig.store.on_fault = lambda what, error: told.append(f"{what}: {error}")
+        rig.store._writer._room = lambda: 1 // 0  # type: ignore[assignment]
+        with pytest.raises(NotKept):
+            await rig.letters.keep(failed())
+        await asyncio.sleep(0)
+        assert ["a group of writes failed inside the sidecar: integer division or modulo by zero"] == told

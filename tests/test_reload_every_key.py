@@ -162,7 +162,12 @@ UPSTREAM: dict[str, Any] = {
 KEYS: dict[str, Any] = {
     "version": to("1.0.7", "1.0.8"),
     "listen": {"host": to("127.0.0.1", "::1"), "port": to(0, 4999)},
-    "admin": {"host": to("127.0.0.1", "::1"), "port": to(0, 4998), "audit_reads": to(False, True)},
+    "admin": {
+        "host": to("127.0.0.1", "::1"),
+        "port": to(0, 4998),
+        "audit_reads": to(False, True),
+        "audit_keep": to(91_071, 92_071),
+    },
     "probes": {"host": to("127.0.0.1", "::1"), "port": to(0, 4997)},
     "shutdown_grace": to(21.131077, 0.2),
     "limits": {
@@ -298,6 +303,7 @@ def mine(sidecar: Running) -> Any:
 # used.
 SEEN: dict[str, Callable[[Running], Any]] = {
     "version": lambda s: s.proxy.settings.version,
+    "admin.audit_keep": lambda s: s.proxy.kept.durable._audit_keep(),
     "admin.audit_reads": lambda s: s.api.changes._proxy.settings.admin.audit_reads,
     "egress.mode": lambda s: "configured_only" if s.proxy.dialler._egress.configured_only else "open",
     "retries_enabled": lambda s: s.proxy.retries_enabled,

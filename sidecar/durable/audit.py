@@ -14,6 +14,7 @@ from typing import Any
 from sidecar.durable.store import Store
 from sidecar.durable.trouble import BadInput
 
+_PER_STEP = 500
 _LONGEST_VALUE = 65_536
 _COLUMNS = "seq, at, who, claimed, client, agent, what, about, before, after, reason"
 
@@ -66,6 +67,24 @@ class Audit:
             )
 
         await self._store.write(insert)
+
+    async def expire(self, before: float) -> int:
+        """Remove what is older: small steps, so that live writes never wait long. How many rows."""
+
+        def delete(connection: sqlite3.Connection) -> int:
+            connection.execute("INSERT OR REPLACE INTO meta VALUES ('audit_kept_from', ?)", (before,))
+            return connection.execute(
+                "DELETE FROM audit WHERE seq IN (SELECT seq FROM audit WHERE at < ? ORDER BY at LIMIT ?)",
+                (before, _PER_STEP),
+            ).rowcount
+
+        def due(connection: sqlite3.Connection) -> bool:
+            return connection.execute("SELECT 1 FROM audit WHERE at < ? LIMIT 1", (before,)).fetchone() is not None
+
+        removed = 0
+        while await self._store.read(due):
+            removed += await self._store.write(delete)
+        return removed
 
     async def page(self, wanted: Wanted, limit: int, cursor: str | None = None) -> tuple[list[Entry], str | None]:
         """The newest first, and the cursor of the page that follows (None: there is none)."""

@@ -177,6 +177,7 @@ class Kept:
             report=self._report,
             lock=self.lock,
         )
+        durable.store.on_fault = lambda what, error: self._proxy.signals.internal_error("store", what, error)
         self.on_open(durable)
         if self._draining:
             durable.drain()

@@ -42,6 +42,7 @@ from telemetry.metrics import Stored
 from telemetry.redact import Redactor
 
 _REFRESH_EVERY = 5.0
+_AUDIT_KEEP = 31_536_000.0
 _CHORES_EVERY = 30.0
 _OUTBOX_KEEP = 604_800.0
 
@@ -79,6 +80,7 @@ class Durable:
         self.notifier: Notifier | None = None
         self.job_counts: dict[str, int] = {}
         self._outbox_keep: Callable[[], float] = lambda: _OUTBOX_KEEP
+        self._audit_keep: Callable[[], float] = lambda: _AUDIT_KEEP
         self._chores: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._judging: asyncio.Task[None] | None = None
@@ -127,6 +129,7 @@ class Durable:
         outbox_terms_of: Callable[[str], OutboxTerms] | None = None,
         delay: Delay | None = None,
         outbox_keep: Callable[[], float] = lambda: _OUTBOX_KEEP,
+        audit_keep: Callable[[], float] = lambda: _AUDIT_KEEP,
         redactor: Redactor | None = None,
     ) -> None:
         """What sends. Nothing is sent before `begin`. Settings are asked for where they are used: a reload changes
@@ -154,6 +157,7 @@ class Durable:
         )
         self.jobs = Jobs(self.outbox, self.letters.check_room)
         self._outbox_keep = outbox_keep
+        self._audit_keep = audit_keep
 
     def configure(self, settings: DeadLetterStore, registry: Mapping[str, ErrorCode]) -> None:
         """Other settings, from now on. What waits is judged by them in the background."""
@@ -203,6 +207,7 @@ class Durable:
     async def chores(self) -> None:
         """What is due now and then; each one may fail without the others."""
         await self._each(self.upkeep.judge_due, self.upkeep.expire, self.gate.sweep)
+        await self._each(lambda: self.audit.expire(self.letters.now() - self._audit_keep()), self.upkeep.shrink)
         every = self.letters.settings.verify_every
         due = every and clock.monotonic() - self._verified_at >= every
         if due and (self._verifying is None or self._verifying.done()):
@@ -240,6 +245,8 @@ class Durable:
                 await one()
             except Trouble:
                 pass  # a store in trouble says so itself, and all of this is tried again
+            except Exception as error:  # our own fault: the others go on, and it is tried again
+                self.store.fault("something that is due in the store now and then failed", error)
 
     def drain(self) -> None:
         """What is being sent goes on, nothing else is begun."""

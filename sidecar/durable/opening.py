@@ -31,6 +31,7 @@ _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 # The check reads the whole file; a larger one is checked in the background after the start.
 CHECKED_AT_ONCE = 128 * 1024 * 1024
 
+_SHRINKABLE = "PRAGMA auto_vacuum = INCREMENTAL"
 _SETTINGS = (
     "PRAGMA synchronous = FULL",  # a commit returns after its fsync
     "PRAGMA fullfsync = ON",  # … which on macOS otherwise stops at the drive's cache
@@ -147,6 +148,7 @@ class Opener:
         connection = self._connect(self.path)
         connection.text_factory = lenient
         try:
+            connection.execute(_SHRINKABLE)  # of effect in a file that has nothing in it yet
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             if mode != "wal":
                 raise CannotUse(
@@ -158,6 +160,8 @@ class Opener:
             self._compare_log(connection, promised, copy)
             checked = self._check(connection)
             self._migrate(connection)
+            if checked:
+                self._make_shrinkable(connection)
         except BaseException:
             connection.close()
             raise
@@ -218,6 +222,17 @@ class Opener:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {number + 1}")
             connection.execute("COMMIT")
+
+    def _make_shrinkable(self, connection: sqlite3.Connection) -> None:
+        """A file of an earlier release is written anew once, while it is small; a large one only reuses its room."""
+        if connection.execute("PRAGMA auto_vacuum").fetchone()[0] or self.path.stat().st_size > CHECKED_AT_ONCE:
+            return
+        try:
+            connection.execute(_SHRINKABLE)
+            connection.execute("VACUUM")
+        except sqlite3.Error as error:
+            if is_damage(error):
+                raise  # else there was no room for it: it goes on as it is
 
 
 def damage(problem: str) -> sqlite3.DatabaseError:

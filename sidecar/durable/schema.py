@@ -165,6 +165,16 @@ _COMMITS = (
     "INSERT INTO totals VALUES ('commits', 0, 0)",
 )
 
+_RETENTION_OF_THE_AUDIT = (
+    # What is older than the moment in `meta` may go; it is set together with the deletion, by `Audit.expire` alone.
+    "DROP TRIGGER audit_is_not_shortened",
+    """CREATE TRIGGER audit_is_not_shortened BEFORE DELETE ON audit
+        WHEN old.at >= coalesce((SELECT value FROM meta WHERE name = 'audit_kept_from'), 0) BEGIN
+        SELECT RAISE(ABORT, 'the audit is only ever added to');
+    END""",
+    "CREATE INDEX audit_by_time ON audit (at)",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _OPERATING,
@@ -172,5 +182,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _PAYLOADS_OF_DELIVERIES,
     _ANSWERS_TO_DELIVERIES,
     _COMMITS,
+    _RETENTION_OF_THE_AUDIT,
 )
 VERSION = len(MIGRATIONS)

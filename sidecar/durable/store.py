@@ -12,6 +12,7 @@ This is the whole interface that the layers above use; another backend has to of
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
@@ -49,6 +50,10 @@ def silent(event: str, sentence: str) -> None:
     """For tests and tools that have no log."""
 
 
+def unheard(what: str, error: BaseException) -> None:
+    """The same."""
+
+
 class Store:
     """Made by `Store.open`, ended by `close`."""
 
@@ -67,13 +72,14 @@ class Store:
         self.disk = disk or Disk()
         self.boot_id = clock.unguessable(16)
         """Names this run of the process: what another run left in flight is not trusted."""
+        self.on_fault: Callable[[str, BaseException], None] = unheard
         self._loop = asyncio.get_running_loop()
         self._tell = report
         self._opener = Opener(state_dir, self.disk, self.report, connect)
         self.min_free_bytes = min_free_bytes
         self._account = Account(self._opener.path)
         presence = Presence(self._opener.path, [*guards, self._account], self.report)
-        self._writer = Writer(self._opener, self.report, self.room, list(hooks), presence, self._account)
+        self._writer = Writer(self._opener, self.report, self.room, list(hooks), presence, self._account, self.fault)
         self._readers = ThreadPoolExecutor(_READERS, "store-reader")
         self._workers = ThreadPoolExecutor(_READERS, "store-files")
         self._local = threading.local()
@@ -134,6 +140,11 @@ class Store:
             self._loop.call_soon_threadsafe(self._tell, event, sentence)
         except RuntimeError:
             pass  # the event loop has gone
+
+    def fault(self, what: str, error: BaseException) -> None:
+        """Something of ours is wrong, not the disk; told on the event loop, whichever thread it comes from."""
+        with contextlib.suppress(RuntimeError):  # the event loop has gone
+            self._loop.call_soon_threadsafe(self.on_fault, what, error)
 
     def room(self) -> int:
         """How many bytes may still be added. Blocks: for threads."""

@@ -21,6 +21,8 @@ from sidecar.durable.rows import Row
 from sidecar.durable.trouble import Damaged
 
 _PER_STEP = 200
+# The file shrinks when a quarter of it, and 4 MB, are free: at most 8 MB at a time, 1 MB per commit.
+_MUCH, _PAGES_PER_STEP, _STEPS_AT_ONCE = 1_024, 256, 8
 _SEALED = "head, body, body_file, response, original_head, original_body, original_body_file"
 
 
@@ -132,6 +134,16 @@ class Upkeep:
             if some < _PER_STEP:
                 return removed
 
+    async def shrink(self) -> int:
+        """Give room back that was freed, where it is much: in small steps, a bounded number of them. How many pages."""
+        freed = 0
+        for _ in range(_STEPS_AT_ONCE):
+            pages, free = await self._letters.store.read(_room)
+            if free < _MUCH or free * 4 < pages:
+                break
+            freed += await self._letters.store.write(_give_back)
+        return freed
+
     # ---- checking ------------------------------------------------------------------------------------------------
 
     async def check(self, pace: Callable[[float], Awaitable[None]] | None = None) -> Checked:
@@ -196,6 +208,19 @@ class Upkeep:
             ):
                 found.disagreeing.append(seq)
         return found
+
+
+def _room(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Pages in all, and those of them that hold nothing."""
+    (pages,), (free,) = (connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "freelist_count"))
+    return pages, free
+
+
+def _give_back(connection: sqlite3.Connection) -> int:
+    before = connection.execute("PRAGMA freelist_count").fetchone()[0]
+    for _ in range(_PAGES_PER_STEP):
+        connection.execute("PRAGMA incremental_vacuum(1)")  # one page a step, and Python steps once
+    return int(before - connection.execute("PRAGMA freelist_count").fetchone()[0])
 
 
 def _waiting(connection: sqlite3.Connection, upstream: str | None, after: int) -> list[int]:

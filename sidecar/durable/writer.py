@@ -78,7 +78,9 @@ class Writer:
         hooks: list[OnOpen],
         presence: Presence,
         account: Account,
+        fault: Callable[[str, BaseException], None],
     ) -> None:
+        self._fault = fault
         self._opener = opener
         self._account = account
         self._presence = presence
@@ -189,6 +191,8 @@ class Writer:
                 self._account.count(connection)
             connection.execute("COMMIT")
         except Exception as error:  # whatever it is, those who wait must hear of it
+            if not isinstance(error, (sqlite3.Error, OSError)):
+                self._fault("a group of writes failed inside the sidecar", error)
             self._give_up(error)
             return [_Failed(self._not_kept()) for _ in batch]
         if (gone := self._presence.missing()) is not None:
