@@ -1,4 +1,5 @@
-"""A restart that nobody notices: `sidecar run --takeover`, and sockets that systemd holds. Real processes under load."""
+"""A restart that nobody notices: `sidecar run --takeover`, and sockets that systemd holds. Real processes under load;
+`SIDECAR_TEST_RESTARTS=10` makes it ten restarts."""
 
 from __future__ import annotations
 
@@ -86,8 +87,11 @@ async def asked(address: tuple[str, int], request: str) -> Reply:
         app.close()
 
 
+_PAUSE = 0.004
+
+
 class Load:
-    """Clients that ask without a pause; what they got."""
+    """Clients that ask all the time; what they got."""
 
     def __init__(self, address: tuple[str, int], admin: tuple[str, int]) -> None:
         self.answered = 0
@@ -96,7 +100,8 @@ class Load:
         self.letters: set[str] = set()
         self._over = False
         self._address, self._admin = address, admin
-        work = [self._kept(), self._kept(), self._new(), self._new(), self._posting(), self._probing()]
+        work = [self._kept(), self._kept(), self._new(), self._new(), self._posting()]
+        work += [self._probing(kept=True), self._probing(kept=False)]
         self._tasks = [asyncio.create_task(one) for one in work]
 
     async def end(self) -> None:
@@ -114,6 +119,7 @@ class Load:
                     reply = await app.ask(GET)
                     self._note(reply, 200)
                     closing = reply.get("connection") == "close"
+                    await asyncio.sleep(_PAUSE)
             except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
                 self.failed.append(f"kept connection: {error!r}")
             finally:
@@ -124,6 +130,7 @@ class Load:
         while not self._over:
             try:
                 self._note(await asked(self._address, GET), 200)
+                await asyncio.sleep(_PAUSE)
             except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
                 self.failed.append(f"new connection: {error!r}")
 
@@ -140,17 +147,26 @@ class Load:
                 self.letters.add(reply.get("x-sidecar-dlq-id") or f"none: {reply}")
             except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
                 self.failed.append(f"post: {error!r}")
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(2 * _PAUSE)
 
-    async def _probing(self) -> None:
+    async def _probing(self, *, kept: bool) -> None:
+        """A health check, over new connections or over one for as long as it is kept."""
+        app: App | None = None
         while not self._over:
             try:
-                reply = await asked(self._admin, READY)
+                app = app or await App.connect(self._admin)
+                reply = await app.ask(READY)
                 if reply.status != 200:
                     self.unready.append(reply.json)
+                if not kept or reply.get("connection") == "close":
+                    app.close()
+                    app = None
             except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
                 self.unready.append(repr(error))
-            await asyncio.sleep(0.005)
+                app = None
+            await asyncio.sleep(2 * _PAUSE)
+        if app is not None:
+            app.close()
 
     def _note(self, reply: Reply, status: int) -> None:
         if (reply.status, reply.complete) == (status, True):
@@ -327,6 +343,21 @@ async def test_without_an_old_one_a_takeover_is_a_start(machine: Machine) -> Non
     alone.signal(signal.SIGTERM)
     assert 0 == await alone.ended()
     assert not (machine.folder / "sidecar-data" / "handover").exists()
+
+
+async def test_two_with_directories_of_their_own_share_a_port_if_both_say_so(tmp_path: Path) -> None:
+    from config.model import Settings
+    from sidecar.sockets import CannotListen, listening
+
+    assert not Settings().listen.reuse_port
+    loop = asyncio.get_running_loop()
+    (first,) = await listening(loop, asyncio.Protocol, "listen", ("127.0.0.1", 0), None, shared=True)
+    place = first.sockets[0].getsockname()
+    (second,) = await listening(loop, asyncio.Protocol, "listen", place, None, shared=True)
+    with pytest.raises(CannotListen, match=r"in use by another program.*SIDECAR__LISTEN__PORT"):
+        await listening(loop, asyncio.Protocol, "listen", place, None)
+    for server in (first, second):
+        server.close()
 
 
 # ---- the service manager -----------------------------------------------------------------------------------------

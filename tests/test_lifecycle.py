@@ -24,6 +24,7 @@ from tests.doubles.upstream import Talk, Upstream, always, answer
 REPOSITORY = Path(__file__).resolve().parent.parent
 FREE_PORTS = {"SIDECAR__LISTEN__PORT": "0", "SIDECAR__ADMIN__PORT": "0"}
 GET = "GET /u/x HTTP/1.1\r\nHost: s\r\n\r\n"
+_PATIENCE = 60  # a start takes long where many share a core
 
 
 class Process:
@@ -55,7 +56,7 @@ class Process:
         def found() -> dict[str, Any] | None:
             return next((line for line in self.lines if line["event_name"] == event), None)
 
-        async with asyncio.timeout(15), self._news:
+        async with asyncio.timeout(_PATIENCE), self._news:
             await self._news.wait_for(lambda: found() or self._process.stderr.at_eof())
         line = found()
         assert line is not None, "".join(self.text)
@@ -82,7 +83,7 @@ class Process:
         self._process.send_signal(number)
 
     async def ended(self) -> int:
-        code = await asyncio.wait_for(self._process.wait(), 15)
+        code = await asyncio.wait_for(self._process.wait(), _PATIENCE)
         await self._reader
         return code
 

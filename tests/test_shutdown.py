@@ -18,6 +18,7 @@ from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App, Reply
 from tests.doubles.letters import keep
 from tests.doubles.upstream import Script, Talk, answer
+from tests.test_admin import admin
 from tests.test_dead_letters_live import letters_of, until
 from tests.test_lifecycle import Runner, held_back, requests_in_flight, routed, run
 from tests.test_replay_live import parts
@@ -269,6 +270,22 @@ async def test_a_replay_under_way_is_noted_with_how_far_it_got(
         letter.verdict,
     )
     assert "replay_interrupted" not in {event["event"] for event in letter.history}
+
+
+async def test_a_delivery_under_way_is_settled_as_one_that_may_have_arrived(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, route: Any, tmp_path: Path
+) -> None:
+    upstream = await start_upstream(silent())
+    keys = {"upstreams": route(upstream), "state_dir": str(tmp_path / "state")}
+    sidecar = await start_sidecar(**keys)
+    posted = await (await sidecar.app()).ask(POST.replace("Host", "Prefer: respond-async\r\nHost"))
+    await until(lambda: upstream.bodies)
+    assert not await sidecar.stop(grace=0.05)
+    again = await start_sidecar(**keys)
+    job = (await admin(again, f"/jobs/{posted.json['job_id']}")).json
+    (delivery,) = job["deliveries"]
+    assert ("unknown", True) == (delivery["state"], "SHUTTING_DOWN" in delivery["last_error"])
+    assert 1 == len(upstream.requests)
 
 
 async def test_a_replay_that_ends_within_the_grace_completes(

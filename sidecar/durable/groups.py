@@ -6,12 +6,13 @@ records, which a filter on the columns keeps few.
 
 from __future__ import annotations
 
-import sqlite3
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from sidecar.durable import rows
 from sidecar.durable.filters import Filter, match_of
 from sidecar.durable.schema import SEQ_SHIFT
+
+if TYPE_CHECKING:
+    import sqlite3
 
 _MOST = 1_000
 _RECORD = "CAST(record AS TEXT)"
@@ -44,6 +45,8 @@ class Groups(NamedTuple):
 
 
 def groups(connection: sqlite3.Connection, wanted: Filter, by: tuple[str, ...]) -> Groups:
+    from sidecar.durable import rows  # brings the database library, which a sidecar that keeps nothing does not load
+
     low, high = rows.seq_range(wanted.since, wanted.until)
     conditions, parameters = ["seq >= ?", "seq < ?"], list[object]([low, high])
     for name in ("status", "upstream", "error_class", "verdict"):
