@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from tests.framing.rfc9112 import Field, Message
 
 _HOP_BY_HOP = frozenset(
@@ -56,8 +58,12 @@ def one_framing(message: Message) -> bool:
 
 def answer_passed_on(message: Message) -> tuple[object, ...]:
     """What of an answer has to arrive."""
-    fields = passed(message)
-    return (message.status, message.start[13:], fields, message.body, trailers(message))
+    fields, reason = passed(message), message.start[13:]
+    if any((byte < 0x20 and byte != 0x09) or byte == 0x7F for byte in reason):
+        reason = HTTPStatus(
+            message.status
+        ).phrase.encode()  # the usual one: nobody needs what is said there (RFC 9112, 4)
+    return (message.status, reason, fields, message.body, trailers(message))
 
 
 def answer_arrived(message: Message, sent: Message) -> tuple[object, ...]:

@@ -242,7 +242,7 @@ def _status_line(line: bytes, liberties: set[str]) -> int:
     if rest and not rest.startswith(b" "):
         raise _Wrong("a status line without a space before the reason")
     if not _VALUE.issuperset(rest):
-        raise _Wrong("a control byte in the reason phrase")
+        liberties.add("a control byte in the reason phrase")  # which is to be ignored
     return minor
 
 
@@ -311,11 +311,13 @@ def _answer_framing(head: _Head, status: int, method: bytes, liberties: set[str]
 
 
 def _persists(head: _Head) -> bool:
-    """9.3. Proxy-Connection says the same where it is said (C.2.2)."""
-    options = head.list_of(b"connection") + head.list_of(b"proxy-connection")
+    """9.3. Proxy-Connection is no standard (C.2.2): it says something where Connection does not say the contrary."""
+    options, unofficial = head.list_of(b"connection"), head.list_of(b"proxy-connection")
     if b"close" in options:
         return False
-    return head.minor > 0 or b"keep-alive" in options
+    if head.minor == 0:
+        return b"keep-alive" in options + unofficial
+    return b"close" not in unofficial
 
 
 def _switches(head: _Head) -> bool:
@@ -380,11 +382,13 @@ def _chunk_size(line: bytes, liberties: set[str]) -> int:
     if len(digits.lstrip(b"0")) > 15:
         liberties.add("a chunk size of more than 15 digits")
     if extension:
-        if not extension.lstrip(b" \t").startswith(b";"):
+        if extension.strip(b" \t") and not extension.lstrip(b" \t").startswith(b";"):
             raise _Wrong("something between the size of a chunk and the end of its line")
         if not _VALUE.issuperset(extension):
             raise _Wrong("a control byte in a chunk extension")
-        if not _well_formed(extension):
+        if not extension.strip(b" \t"):
+            liberties.add("white space behind the size of a chunk")  # padding, as old servers have it
+        elif not _well_formed(extension):
             liberties.add("a malformed chunk extension")
         elif b" " in extension or b"\t" in extension:
             liberties.add("white space in a chunk extension")
