@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.framing.fuzz import fuzz
 
 
+@pytest.mark.timeout(300)
 def test_what_our_parsers_accept_the_model_accepts_with_the_same_boundaries_and_bodies() -> None:
-    fuzz(2_000)
+    fuzz(1_000)
