@@ -10,10 +10,11 @@ import asyncio
 import importlib
 import logging
 import ssl
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import aiohttp.http_parser
 from aiohttp import web
@@ -114,7 +115,24 @@ class Sidecar:
         """In force now. Nothing here keeps those of the start."""
         return self.proxy.settings
 
+    def _loop_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What nobody else has caught: in a callback, in a task that nobody waits for, in the loop itself."""
+        what = str(context.get("message") or "a callback failed")
+        error = context.get("exception") or RuntimeError(what)
+        task = context.get("task") or context.get("future")
+        if isinstance(task, asyncio.Task):
+            what = f"{what} ({task.get_name()})"
+        self.proxy.signals.internal_error("loop", what, error)
+
+    def thread_fault(self, context: threading.ExceptHookArgs) -> None:
+        """For `threading.excepthook`."""
+        error = context.exc_value or RuntimeError(str(context.exc_type))
+        name = "a thread" if context.thread is None else f"the thread {context.thread.name}"
+        tell = partial(self.proxy.signals.internal_error, "thread", f"{name} ended by a fault", error)
+        self.proxy.loop.call_soon_threadsafe(tell)
+
     async def start(self) -> None:
+        self.proxy.loop.set_exception_handler(self._loop_fault)
         settings, proxy, path = self.settings, self.proxy, self.reloading.loaded.path
         taking = await self._claim(Path(settings.state_dir))
         try:

@@ -12,6 +12,7 @@ import linecache
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ def run(loaded: Loaded, app: App | None = None, *, takeover: bool = False) -> in
     linecache.clearcache()  # the sources that models read their descriptions from
     log = Log()
     try:
+        _check_room(loaded)
         given = from_service_manager(os.environ, os.getpid())
         forget(os.environ)
         return uvloop.run(_live(loaded, log, app, Inherited(umask, before), given, takeover=takeover))
@@ -54,12 +56,24 @@ def run(loaded: Loaded, app: App | None = None, *, takeover: bool = False) -> in
         return 1
 
 
+def _check_room(loaded: Loaded) -> None:
+    """Before there is an event loop, which would abort without."""
+    settings, too_little = loaded.settings, memory.too_little()
+    if too_little is not None:
+        raise CannotStart(too_little)
+    try:
+        descriptors.of_process(1 if settings.probes is None else 2, settings.limits.admin_connections)
+    except descriptors.TooFew as few:
+        raise CannotStart(str(few)) from few
+
+
 async def _live(
     loaded: Loaded, log: Log, app: App | None, inherited: Inherited, given: GivenSockets | None, *, takeover: bool
 ) -> int:
     loop = asyncio.get_running_loop()
     stop_asked = asyncio.Event()
     sidecar = Sidecar(loaded, log, environ=os.environ, given=given, takeover=takeover)
+    threading.excepthook = sidecar.thread_fault
     if app is None:
         sidecar.on_handed_over = stop_asked.set
     # 1. Hear signals before anyone can read "started" and send one.

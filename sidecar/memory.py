@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ _16_MIB = 16 * 1024 * 1024
 _HEAPS = 2  # one for the event loop, one for all other threads, who take turns anyway; glibc would make one for each
 _WORTH_IT = 32 * 1024 * 1024
 _PATIENCE = 30.0  # seconds in which a burst may come back and find what the last one left
+_LEAST = 128 * 1024 * 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -27,6 +29,18 @@ class _Account(ctypes.Structure):
     _fields_ = tuple(
         (name, ctypes.c_size_t)
         for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    )
+
+
+def too_little() -> str | None:
+    """What to say when the address space of the process is too small to run in: the libraries below would abort."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most == resource.RLIM_INFINITY or most >= _LEAST:
+        return None
+    return (
+        f"the process may use {most // 1024} KiB of address space (ulimit -v), which is too little to run in; raise it "
+        f"to at least {4 * _LEAST // 1024}, or take the limit away and bound resident memory instead (MemoryMax= of "
+        "systemd, the memory of the container)"
     )
 
 

@@ -174,7 +174,7 @@ class Metrics:
         self.denials[reason] += 1
 
     def internal_error(self, component: str) -> None:
-        self.internal_errors[component] = self.internal_errors.get(component, 0) + 1
+        self.internal_errors[component] += 1  # all of them are there from the start, with 0
 
     def loop_lag(self, seconds: float) -> None:
         self.loop_lags.observe(max(0.0, seconds))

@@ -131,6 +131,8 @@ class Outbox:
                 await self.begin_due()
             except Trouble:
                 pass  # the store says so itself; the rows are still there later
+            except Exception as error:  # deliveries must not stop for good
+                self.store.fault("the outbox failed, and goes on", error)
             try:
                 async with asyncio.timeout(_POLL):
                     await self._wake.wait()
