@@ -350,7 +350,7 @@ SEEN: dict[str, Callable[[Running], Any]] = {
     },
     **{
         f"upstreams.<name>.replay.{name}": lambda s, name=name: getattr(letters(s).replay, name)  # type: ignore[misc]
-        for name in "credentials single_credential auto require_remediation concurrency".split()
+        for name in "credentials single_credential auto every require_remediation concurrency".split()
     },
     **{
         f"upstreams.<name>.outbox.{name}": lambda s, name=name: getattr(outbox(s), name)  # type: ignore[misc]
