@@ -161,7 +161,7 @@ UPSTREAM: dict[str, Any] = {
 }
 KEYS: dict[str, Any] = {
     "version": to("1.0.7", "1.0.8"),
-    "listen": {"host": to("127.0.0.1", "::1"), "port": to(0, 4999)},
+    "listen": {"host": to("127.0.0.1", "::1"), "port": to(0, 4999), "reuse_port": to(False, True)},
     "admin": {
         "host": to("127.0.0.1", "::1"),
         "port": to(0, 4998),
