@@ -38,6 +38,12 @@ def quantile(share: float, bucket: str, by: str = "") -> str:
     return f"histogram_quantile({share}, sum by ({labels}) (rate({bucket}[$W]))) >= 0"
 
 
+def worst(expr: str, how: str = "max") -> str:
+    """The worst value in the time range that is looked at, also where it is long over: `max`, or `min` where little is
+    bad."""
+    return f"{how}_over_time(({expr})[$__range:$W])"
+
+
 def filled(
     expr: str,
     *,

@@ -228,3 +228,12 @@ def test_all_images_of_the_sidecar_have_the_version_of_this_tree() -> None:
 
     wanted = f"sidecar:{__version__}"
     assert [wanted, wanted] == [pod()["initContainers"][0]["image"], compose()["services"]["sidecar"]["image"]]
+
+
+def test_the_app_gets_the_proxy_in_both_spellings_in_every_example() -> None:
+    app = manifests()["StatefulSet"]["spec"]["template"]["spec"]["containers"][0]
+    in_kubernetes = {one["name"]: one["value"] for one in app["env"]}
+    in_compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["app"]["environment"]
+    for given in (in_kubernetes, in_compose):
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+            assert given[name] == given[name.lower()]

@@ -163,6 +163,7 @@ def _pool() -> Line:
                 "small.",
                 "short",
                 Query("sum by (upstream, state) (sidecar_upstream_connections{$S})", "{{upstream}} {{state}}"),
+                colors={"/ idle$/": GREY},
             ),
             series(
                 "Pool wait p99",

@@ -17,7 +17,7 @@ from dashboards.panel import (
     table,
     thresholds,
 )
-from dashboards.promql import quantile, ratio
+from dashboards.promql import quantile, ratio, worst
 
 SESSIONS = "sum(rate(sidecar_sessions_total{$S}[$W]))"
 SUCCESS = ratio(
@@ -31,6 +31,8 @@ FIRST_SUCCESS = ratio(
 LATENCY = "sidecar_request_duration_seconds_bucket{$S}"
 FIRST_BYTE = "sidecar_time_to_first_byte_seconds_bucket{$S}"
 OVERHEAD = "sidecar_overhead_seconds_bucket{$I}"
+OPEN = 'sum(sidecar_breaker_state{$S,state="open"})'
+READY = "sum(sidecar_ready{$I})"
 
 
 def overview() -> Json:
@@ -53,10 +55,12 @@ def _now() -> Line:
             stat(
                 "App-visible success rate",
                 "Share of the app's calls that ended well, retries included; the caller's own mistakes (4xx) and calls "
-                "it gave up are not judged. Under 99.5 % the error budget is being spent: look at «Sessions by "
-                "outcome» for how, and at the table of upstreams for where.",
+                "it gave up are not judged. «worst» is the worst moment of the chosen time range. Under 99.5 % the "
+                "error budget is being spent: look at «Sessions by outcome» for how, and at the table of upstreams for "
+                "where.",
                 "percentunit",
-                Query(SUCCESS, "success"),
+                Query(SUCCESS, "now"),
+                Query(worst(SUCCESS, "min"), "worst"),
                 steps=thresholds(RED, (0.95, ORANGE), (0.995, GREEN)),
                 nothing="no traffic",
                 decimals=2,
@@ -75,7 +79,8 @@ def _now() -> Line:
                 "99 of 100 calls were answered within this time, backoff and retries included. When it rises, compare "
                 "with «Latency» and «Backoff added» to see whether the upstream or the waiting is to blame.",
                 "s",
-                Query(quantile(0.99, LATENCY), "p99"),
+                Query(quantile(0.99, LATENCY), "now"),
+                Query(worst(quantile(0.99, LATENCY)), "worst"),
                 nothing="no traffic",
             ),
             stat(
@@ -93,7 +98,8 @@ def _now() -> Line:
                 "Endpoints to which calls are refused at once. Anything but 0: open «Retries & breakers», see which, "
                 "and ask `sidecar breakers` why.",
                 "short",
-                Query('sum(sidecar_breaker_state{$S,state="open"})', "open"),
+                Query(OPEN, "now"),
+                Query(worst(OPEN), "worst"),
                 steps=thresholds(GREEN, (1, RED)),
                 nothing="no breakers",
             ),
@@ -111,7 +117,8 @@ def _now() -> Line:
                 "Sidecars ready",
                 "Sidecars that accept requests. Fewer than you run: see «Sidecar internals» and the alert SidecarDown.",
                 "short",
-                Query("sum(sidecar_ready{$I})", "ready"),
+                Query(READY, "now"),
+                Query(worst(READY, "min"), "least"),
                 nothing="no sidecar",
             ),
         ],
