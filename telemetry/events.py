@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from telemetry.names import FAILURES
 from telemetry.record import BAD, Session, words_of
 from telemetry.redact import Redactor
-from telemetry.sessions import Wall, correlation_id
+from telemetry.sessions import Wall, correlation_id, retry_count
 from telemetry.timestamps import rfc3339
 
 _RING = 1_000
@@ -94,7 +95,8 @@ class Events:
     def session_ended(self, session: Session) -> None:
         """How a finished session came out."""
         if session.outcome in BAD:
-            self._publish("retry_failure", self._wall(session.ended), session, len(session.attempts))
+            kind = "retry_failure" if retry_count(session.attempts) else "request_failure"
+            self._publish(kind, self._wall(session.ended), session, len(session.attempts))
         elif len(session.attempts) > 1 and session.outcome == "recovered":
             self._publish("retry_success", self._wall(session.ended), session, len(session.attempts))
 
@@ -187,7 +189,7 @@ def serialise(event: RetryEvent, redactor: Redactor) -> dict[str, Any]:
         shown["context"].update(_session_context(session))
         if 0 < event.attempt <= len(session.attempts):  # the last may have been taken back: refused before it was made
             _describe_attempt(shown, session, event, redactor)
-        if event.type == "retry_failure":  # also without an attempt: an open breaker lets none through
+        if event.type in FAILURES:  # also without an attempt: an open breaker lets none through
             last = session.attempts[-1] if session.attempts else None
             said = "" if last is None or last.code != session.code else words_of(last.message, last.status)
             shown["error"] = _error(session.code, session.message or said, redactor)

@@ -281,6 +281,7 @@ RETRY_EVENTS = (
     "retry_attempt",
     "retry_success",
     "retry_failure",
+    "request_failure",
     "circuit_breaker_opened",
     "circuit_breaker_half_open",
     "circuit_breaker_closed",
@@ -291,7 +292,9 @@ RETRY_EVENTS = (
     "config_changed",
     "interception_demoted",
 )
-"""`event_type` of RetryEvent."""
+"""`event_type` of RetryEvent. `retry_failure` is a request that was tried again and failed all the same,
+`request_failure` one that was not tried again."""
+FAILURES = frozenset({"retry_failure", "request_failure"})
 
 
 class Field:

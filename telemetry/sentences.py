@@ -98,12 +98,18 @@ def _no_attempts_left(session: Session) -> Telling:
     made = sum(attempt.kind != "stale" for attempt in session.attempts)
     if last is not None and last.decision is not None and last.decision.rule.startswith("x-sidecar-max-attempts"):
         return Telling(f"the app asked for at most {counted(made, 'attempt')}.", last.decision.rule, "")
+    more = f"a higher max_attempts in policy {policy}" if made < _MOST_ATTEMPTS else ""
     return Telling(
         f"policy {policy} allows one attempt only." if made < 2 else f"policy {policy} allows {made} attempts.",
         f"policies.{policy}.max_attempts",
-        f"a higher max_attempts in policy {policy}" if made < _MOST_ATTEMPTS else "",
+        more if last is None or last.code is None else CURES.get(last.code, more),
     )
 
+
+CURES = {
+    "DNS_FAILURE": "a name that resolves (look at `endpoints` and the name server): more attempts do not cure that"
+}
+"""What would help with failures that no number of attempts heals."""
 
 REASONS: dict[str, Callable[[Session], Telling]] = {
     "attempts": _no_attempts_left,

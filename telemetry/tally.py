@@ -31,17 +31,20 @@ class Exemplar(NamedTuple):
 class Histogram:
     """Counts per bucket, not cumulated until shown."""
 
-    __slots__ = ("buckets", "counts", "exemplars", "total")
+    __slots__ = ("buckets", "counts", "exemplars", "highest", "total")
 
     def __init__(self, buckets: tuple[float, ...]) -> None:
         self.buckets = buckets
         self.counts = [0] * (len(buckets) + 1)
         self.total = 0.0
+        self.highest = 0.0
         self.exemplars: dict[int, Exemplar] = {}
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.buckets, value)] += 1
         self.total += value
+        if value > self.highest:
+            self.highest = value
 
     def exemplify(self, exemplar: Exemplar) -> None:
         """Remember whose observation this was; the newest of each bucket is kept."""

@@ -273,11 +273,15 @@ async def test_a_closed_gate_shows_who_waits_and_until_when(
         ([], 0.5, None),
         ([0.0005] * 10, 0.5, 0.0005),  # evenly spread below the first bound, 0.001
         ([0.002] * 5 + [0.2] * 5, 0.5, 0.0025),
-        ([0.002] * 5 + [0.2] * 5, 0.99, 0.1 + 0.15 * 4.9 / 5),
+        ([0.002] * 5 + [0.25] * 5, 0.99, 0.1 + 0.15 * 4.9 / 5),
+        ([0.002] * 5 + [0.11] * 5, 0.99, 0.11),  # its bucket goes on, but no call was slower
+        ([6.0], 0.99, 6.0),
         ([1000.0], 0.5, 60.0),  # beyond the last bound
     ],
 )
-def test_quantiles_are_those_of_prometheus(values: list[float], share: float, expected: float | None) -> None:
+def test_quantiles_are_those_of_prometheus_and_never_beyond_the_slowest(
+    values: list[float], share: float, expected: float | None
+) -> None:
     bounds = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
     one, other = Histogram(bounds), Histogram(bounds)
     for index, value in enumerate(values):

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from config.errors import registry
+from sidecar.admin import error_page
 from tests.conftest import Running, Starter
 from tests.doubles.app import Reply
 from tests.test_admin import admin
@@ -124,3 +125,9 @@ async def test_an_unknown_code_is_a_page_too_and_escaped(sidecar: Running) -> No
     page = Page(nasty)
     assert "script" not in page.tags
     assert "<script>" in page.text
+
+
+def test_what_passes_is_never_called_lost() -> None:
+    passing = [entry for entry in registry().values() if entry.category == "TRANSIENT"]
+    assert any(entry.retry == "fatal" for entry in passing)
+    assert [] == [entry.code for entry in passing if "never sent again" in error_page.of(entry)]

@@ -312,7 +312,7 @@ def happened(kind: str, ago: float, upstream: str = "payments", **facts: Any) ->
 
 def refused(ago: float, upstream: str = "payments") -> dict[str, Any]:
     context = {"upstream": upstream, "outcome": "breaker_open"}
-    return happened("retry_failure", ago, context=context, error={"type": "CIRCUIT_OPEN", "message": ""})
+    return happened("request_failure", ago, context=context, error={"type": "CIRCUIT_OPEN", "message": ""})
 
 
 def test_events_of_a_kind_are_one_line_with_their_number_until_there_was_a_pause() -> None:

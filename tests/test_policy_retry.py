@@ -215,6 +215,13 @@ def test_nothing_is_charged_to_the_budget_unless_everything_else_says_yes() -> N
     assert "budget" == decided(bound=bound).reason
 
 
+def test_more_attempts_are_no_advice_where_they_cure_nothing() -> None:
+    for at in (situation(attempts=2), situation(attempts=2, max_attempts=2)):
+        made = decided(failed(code="DNS_FAILURE"), at, chosen(max_attempts=2))
+        assert "attempts" == made.reason
+        assert "more attempts do not cure that" in made.remedy
+
+
 @pytest.mark.parametrize(
     ("at", "policy", "rule", "remedy"),
     [

@@ -84,7 +84,7 @@ def test_a_failed_session_tells_its_error() -> None:
     [
         (healthy(took=5), []),
         (session("rejected", attempt(status=404, code="NOT_FOUND")), []),
-        (session("breaker_open", status=503, code="CIRCUIT_OPEN"), ["retry_failure"]),
+        (session("breaker_open", status=503, code="CIRCUIT_OPEN"), ["request_failure"]),
         (
             session("cancelled", attempt(code="BAD_GATEWAY", decision=retry("BAD_GATEWAY", 1)), attempt(delay=1.0)),
             ["retry_attempt"],
@@ -108,7 +108,7 @@ def test_a_state_change_has_the_fields_that_a_session_would_bring() -> None:
 
 
 def test_every_type_of_the_model_has_a_name() -> None:
-    assert 12 == len(set(RETRY_EVENTS))
+    assert 13 == len(set(RETRY_EVENTS))
     assert {event.type for event in events(recovered(), exhausted())} <= set(RETRY_EVENTS)
 
 

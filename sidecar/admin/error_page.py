@@ -61,6 +61,8 @@ _RETRY = {
     "conditional": "sent again only with an idempotency key",
     "fatal": "never sent again",
 }
+_PASSING_AND_FATAL = "not sent again here; the app may send it again later"
+"""Of a code that is TRANSIENT: "never" would say that it does not pass."""
 _CODE = re.compile(r"`([^`]+)`")
 
 
@@ -73,7 +75,7 @@ def of(entry: ErrorCode) -> str:
     facts = [
         ("", f'<span class="{escape(entry.category)}">{escape(entry.category)}</span>'),
         ("severity", escape(entry.severity)),
-        ("retry", escape(_RETRY.get(entry.retry, entry.retry))),
+        ("retry", escape(_retry(entry))),
         ("status", str(entry.status)),
     ]
     if entry.policy is not None:
@@ -90,6 +92,12 @@ def of(entry: ErrorCode) -> str:
         _listed("Related", map(_link, entry.related)),
     ]
     return _page(entry.code, parts)
+
+
+def _retry(entry: ErrorCode) -> str:
+    if entry.retry == "fatal" and entry.category == "TRANSIENT":
+        return _PASSING_AND_FATAL
+    return _RETRY.get(entry.retry, entry.retry)
 
 
 def overview(registry: Mapping[str, ErrorCode]) -> str:

@@ -241,15 +241,15 @@ def _sum(outcomes: Mapping[str, int], words: frozenset[str]) -> int:
 
 def quantile(histograms: Sequence[Histogram], share: float) -> float | None:
     """As Prometheus' `histogram_quantile` over the sum of histograms with the same buckets: evenly spread within a
-    bucket, and the highest bound for what is beyond it."""
+    bucket, and the highest bound for what is beyond it; but never beyond the slowest that there was."""
     counts: list[int] = [sum(column) for column in zip(*(histogram.counts for histogram in histograms), strict=True)]
-    bounds = histograms[0].buckets
+    bounds, slowest = histograms[0].buckets, max(histogram.highest for histogram in histograms)
     rank = share * sum(counts)
     if not rank:
         return None
     below, lower = 0, 0.0
     for count, upper in zip(counts, bounds, strict=False):
         if count and below + count >= rank:
-            return float(lower + (upper - lower) * (rank - below) / count)
+            return min(lower + (upper - lower) * (rank - below) / count, slowest)
         below, lower = below + count, upper
     return bounds[-1]

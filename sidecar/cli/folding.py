@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from telemetry.names import FAILURES
+
 _APART = 30.0
 _BREAKER = "circuit_breaker_"
 
@@ -74,10 +76,10 @@ def _key(event: Event) -> tuple[str, str, str]:
     context = event.get("context") or {}
     kind = str(event.get("event_type", ""))
     error = event.get("error") or context.get("last_error") or {}
-    why = str(context.get("outcome") or "") if kind == "retry_failure" else ""
+    why = str(context.get("outcome") or "") if kind in FAILURES else ""
     code = str(error.get("type") or "")
     if kind == "retry_attempt":
         why = f"retry after {code}"
-    elif kind == "retry_failure" and why not in ("", "breaker_open") and code:
+    elif kind in FAILURES and why not in ("", "breaker_open") and code:
         why = f"{why} {code}"
     return str(context.get("upstream") or ""), kind, why

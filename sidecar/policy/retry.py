@@ -21,7 +21,7 @@ from sidecar.policy.overrides import MOST_ATTEMPTS, NO_OVERRIDES, Overrides
 from sidecar.policy.resend import NO_KEY, Resend, judge
 from sidecar.policy.stages import StageBudgets
 from telemetry.record import FATAL, SENT, Decision
-from telemetry.sentences import seconds
+from telemetry.sentences import CURES, seconds
 
 TOO_EARLY = 425
 _NOT_EXECUTED_STATUS = 429
@@ -138,7 +138,7 @@ def decide(failure: Failure, situation: Situation, chosen: Chosen, terms: Terms,
         or _switched_off(situation, chosen)
         or _draining(situation)
         or _not_listed(failure, chosen)
-        or _used_up(situation, chosen, terms, now)
+        or _used_up(failure, situation, chosen, terms, now)
     )
     if no is not None:
         return no
@@ -243,14 +243,15 @@ def _max_attempts(situation: Situation, chosen: Chosen) -> int:
     return chosen.policy.max_attempts if asked is None else asked
 
 
-def _used_up(situation: Situation, chosen: Chosen, terms: Terms, now: float) -> Decision | None:
+def _used_up(failure: Failure, situation: Situation, chosen: Chosen, terms: Terms, now: float) -> Decision | None:
     limit = _max_attempts(situation, chosen)
     if situation.attempts >= limit:
         if situation.overrides.max_attempts is not None:
-            remedy = "a higher number in this header" if limit < MOST_ATTEMPTS else ""
+            remedy = CURES.get(failure.code) or ("a higher number in this header" if limit < MOST_ATTEMPTS else "")
             return Decision(None, "attempts", f"x-sidecar-max-attempts: {limit}", remedy)
         rule = f"policies.{chosen.id}.max_attempts: {limit}"
-        remedy = f"a higher max_attempts in policy {chosen.id}" if limit < MOST_ATTEMPTS else ""
+        more = f"a higher max_attempts in policy {chosen.id}" if limit < MOST_ATTEMPTS else ""
+        remedy = CURES.get(failure.code, more)
         return Decision(None, "attempts", rule, remedy)
     stage, workflow = situation.stage, situation.workflow
     if stage is None:

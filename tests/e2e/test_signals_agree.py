@@ -151,7 +151,7 @@ CASES = {
         [(503, T)],
         T,
         spans=(ERROR, [ERROR]),
-        events=["dead_lettered", "retry_failure"],
+        events=["dead_lettered", "request_failure"],
         suppressed="not_resendable",
     ),
     "budget": Case(
@@ -161,7 +161,7 @@ CASES = {
         [(503, T)],
         T,
         spans=(ERROR, [ERROR]),
-        events=["retry_failure"],
+        events=["request_failure"],
         suppressed="budget",
         keys={"retry_budget": {"ratio": 0, "min_per_second": 0}},
     ),
@@ -172,7 +172,7 @@ CASES = {
         [(503, T)],
         T,
         spans=(ERROR, [ERROR]),
-        events=["retry_failure"],
+        events=["request_failure"],
         suppressed="deadline",
     ),
     "breaker_open": Case(
@@ -182,7 +182,7 @@ CASES = {
         [],
         "CIRCUIT_OPEN",
         spans=(ERROR, []),
-        events=["retry_failure"],
+        events=["request_failure"],
         keys={"breaker": {"failure_threshold": 1}},
         prepare=trip,
     ),
@@ -193,7 +193,7 @@ CASES = {
         [(200, "CONNECTION_RESET")],
         "CONNECTION_RESET",
         spans=(ERROR, [ERROR]),
-        events=["retry_failure"],
+        events=["request_failure"],
         suppressed="response_started",
     ),
     "internal": Case(
@@ -203,7 +203,7 @@ CASES = {
         [(500, "SIDECAR_INTERNAL")],
         "SIDECAR_INTERNAL",
         spans=(ERROR, [ERROR]),
-        events=["retry_failure"],
+        events=["request_failure"],
     ),
 }
 NOT_YET = {"deduplicated", "queued"}
@@ -421,7 +421,7 @@ def events_and_error_records_tell_it(case: Case, seen: Seen) -> None:
     assert list(range(2, len(case.tries) + 1)) == [event["attempt"] for event in resent]
     assert [code for _, code in case.tries[:-1]] == [event["context"]["last_error"]["type"] for event in resent]
     for event in seen.events:
-        if event["event_type"] == "retry_failure":
+        if event["event_type"] in ("retry_failure", "request_failure"):
             assert case.code == event["error"]["type"]
     failed = [code for _, code in case.tries if code is not None]
     assert failed == [record["error_type"] for record in seen.errors]
