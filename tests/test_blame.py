@@ -243,12 +243,12 @@ async def test_nothing_that_looks_like_a_credential_goes_to_a_fallback(
     fields = "".join(f"{name}: canary\r\n" for name in names)
     app = await sidecar.app()
     reply = await app.ask(
-        f"GET /u/x?a=1&key=canary&access_token=canary&b=2 HTTP/1.1\r\nHost: s\r\n{fields}X-Plain: yes\r\n\r\n"
+        f"GET /u/x?a=1&key=canary&access_token=canary&b=2 HTTP/1.1\r\nHost: s\r\n{fields}X-Plain: yes\r\nAccept: text/plain\r\n\r\n"
     )
     assert 200 == reply.status
     (head,) = backup.requests
     assert head.startswith(b"GET /x?a=1&b=2 HTTP/1.1\r\n")
-    assert (b"canary" in head, b"X-Plain: yes" in head) == (False, True)
+    assert (b"canary" in head, b"X-Plain" in head, b"Accept: text/plain" in head) == (False, False, True)
 
 
 async def test_the_root_of_a_route_is_a_path_for_options_too(

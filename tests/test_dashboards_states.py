@@ -70,6 +70,9 @@ class Scene:
     def keeps(self) -> bool | None:
         return None
 
+    def incomplete(self) -> bool:
+        return False
+
     def memory(self) -> tuple[dict[str, int], int, int]:
         return {"bodies": 1, "answers": 2, "unwritten": 3}, 4, 5
 

@@ -11,6 +11,7 @@ import math
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from config.errors import ErrorCode
@@ -55,6 +56,7 @@ class Pool:
 
     __slots__ = (
         "_idle",
+        "_on_surplus",
         "_proxy",
         "_server_name",
         "_successor",
@@ -83,6 +85,8 @@ class Pool:
         """`upstream` is the label of the one that it belongs to."""
         self._wiring = wiring
         self._upstream = upstream
+        self._on_surplus = partial(wiring.on_surplus, upstream, origin.label)
+        """For connections, which outlive this pool and these settings."""
         self._proxy = proxy
         self.origin = origin
         self.label = origin.label
@@ -144,7 +148,7 @@ class Pool:
                 limits.head_bytes,
                 limits.buffer_response_bytes,
                 self._timeouts.body_idle,
-                self._surplus,
+                self._on_surplus,
             )
             made.append(connection)
             return connection
@@ -221,9 +225,6 @@ class Pool:
         for connection in self._idle:
             connection.abort()
         self._idle.clear()
-
-    def _surplus(self) -> None:
-        self._wiring.on_surplus(self._upstream, self.label)
 
     def _remember_session(self, connection: UpstreamConnection) -> None:
         if self._tls is not None and connection.transport is not None:
