@@ -86,6 +86,7 @@ def test_no_variable_of_grafana_is_left_in_a_filled_expression() -> None:
         assert "$" not in filled(expr), where
 
 
+@pytest.mark.timeout(300)  # days of history, minute by minute
 def test_every_alert_fires_and_keeps_silent_as_written_down() -> None:
     done = promtool("test", "rules", FOLDER / "rules.test.yml")
     assert 0 == done.returncode, done.stdout + done.stderr

@@ -68,7 +68,7 @@ class Scene:
         return 7
 
     def keeps(self) -> bool | None:
-        return None
+        return True
 
     def incomplete(self) -> bool:
         return False
@@ -126,7 +126,7 @@ class Scene:
         self, label: str, outcome: str, kinds: list[str], failed: str = "", last: str = "", probe: bool = False
     ) -> Session:
         session = Session(b"s", "GET", "/", 0.0)
-        session.upstream, session.outcome = label, outcome
+        session.upstream, session.outcome, session.operation = label, outcome, "charge"
         session.status = 502 if last else 200
         session.request_bytes, session.response_bytes = 10, 100
         at = 0.001
