@@ -17,6 +17,7 @@ from config.errors import ErrorCode, registry
 from config.telemetry import Telemetry
 from telemetry import explain, log_lines, otel_settings
 from telemetry.aggregates import Aggregates
+from telemetry.earlier import EarlierSessions
 from telemetry.error_records import ErrorRecords
 from telemetry.events import Events, RetryEvent, as_line
 from telemetry.export import Export, Surroundings, begin_export
@@ -34,6 +35,7 @@ from telemetry.traces import Ids, Sampler, Traces
 from telemetry.writer import Writer
 
 _ERROR_RECORD_RATE, _ERROR_RECORD_BURST = 50.0, 500.0
+_OUTLIVING_RATE, _OUTLIVING_BURST = 10.0, 200.0  # sessions of one upstream that outlive the process
 _CLOSE_WITHIN = 5.0
 _EXPIRE_EVERY = 60.0
 _TRANSITIONS = 1_000
@@ -97,7 +99,12 @@ class Signals:
         self.events = Events(wall, None if self._event_file is None else self._event_to_file)
         self._error_records: ErrorRecords | None = None
         self._error_rate = TokenBuckets(_ERROR_RECORD_RATE, _ERROR_RECORD_BURST)
+        self.earlier: EarlierSessions | None = None
+        self._outliving_rate = TokenBuckets(_OUTLIVING_RATE, _OUTLIVING_BURST)
         if state_dir is not None:
+            place, ttl = state_dir / "logs" / "sessions.jsonl", settings.sessions_ttl
+            self.earlier = EarlierSessions(place, server_id, ttl, self._wall_now, self._file_refused)
+            self.writer.flushers.append(self.earlier.file.flush)
             self._error_records = ErrorRecords(
                 state_dir / "logs", codes or registry(), wall, self._wall_now, self.redactor, self._file_refused
             )
@@ -177,6 +184,7 @@ class Signals:
             complete()
         if interesting:
             self.sessions.keep(session)
+            self._let_outlive(session)
             self.events.session_ended(session)
             self._log_session(session, log_lines.level_of(session), Event.SESSION)
             self._record_errors(session)
@@ -198,6 +206,22 @@ class Signals:
             self.export.spans(session)
         else:
             self.metrics.spans["unsampled"] += span_count(session)
+
+    def _let_outlive(self, session: Session) -> None:
+        """On disk, for whoever asks after a restart; of a flood a part."""
+        if self.earlier is None:
+            return
+        row = self.sessions.ring.refusals(session)
+        if (row is None or row.count == 1) and self._outliving_rate.take(session.upstream, self._monotonic()):
+            self.writer.put(self._write_outliving, session)
+
+    def _write_outliving(self, session: Session) -> None:
+        assert self.earlier is not None
+        shown = serialise(session, self._wall, self.redactor, self._server_id)
+        shown["refusals"] = None
+        shown["summary"] = explain.summary(session)
+        shown["explanation"] = explain.as_json(session, self.redactor, self._slow)
+        self.earlier.write({**shown, "told": explain.as_text(session, self.redactor, self._slow, self._wall)})
 
     def _log_session(self, session: Session, level: str, event: str) -> None:
         fields = partial(log_lines.session_fields, session, self.redactor)
@@ -374,6 +398,8 @@ class Signals:
                 self.writer.put(self._error_records.expire)
             if self._event_file is not None:
                 self.writer.put(self._event_file.expire)
+            if self.earlier is not None:
+                self.writer.put(self.earlier.file.expire)
 
     def _count_refused(self) -> None:
         """What the disk would not take since the last time."""
@@ -400,6 +426,8 @@ class Signals:
             self._error_records.close()
         if self._event_file is not None:
             self._event_file.close()
+        if self.earlier is not None:
+            self.earlier.file.close()
 
     def _wall_now(self) -> float:
         return self._wall(self._monotonic())

@@ -223,7 +223,7 @@ def test_a_record_that_cannot_be_written_is_told(make_signals: Make) -> None:
     made.attempts[0].phase = 99  # no such word
     signals.observe(made)
     assert "a record could not be written" in json.dumps(signals.said())
-    assert 1 == signals.value("internal_errors_total", component="telemetry")
+    assert 2 == signals.value("internal_errors_total", component="telemetry"), "of the error, and of the session"
 
 
 # ---- state changes -----------------------------------------------------------------------------------------------

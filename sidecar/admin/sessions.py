@@ -54,6 +54,8 @@ class SessionsQuery(Query):
     """Only those of this trace."""
     since: Moment | None = None
     """Only those that ended since: a time (2026-01-29T12:00:00Z), or how long ago (15m)."""
+    earlier: Literal["true", "false"] = "false"
+    """true: those of earlier runs instead, from the disk; the newest 8 MiB or so, of a flood a part."""
     limit: Limit = 100
     cursor: Text | None = None
     """`next_cursor` of the page before."""
@@ -228,6 +230,8 @@ class Sessions:
         since = None if query.since is None else query.since.wall(proxy.wall(clock.monotonic()))
         try:
             wanted = Wanted(query.outcome, query.upstream, query.code, query.trace, since)
+            if query.earlier == "true":
+                return await self._earlier_page(wanted, query)
             page = proxy.signals.sessions.page(wanted, limit=query.limit, cursor=query.cursor)
         except ValueError as refused:
             raise wrong("cursor", query.cursor, str(refused).partition(": ")[2]) from None
@@ -237,6 +241,31 @@ class Sessions:
             "total": page.total,
             "retention": self._retention(),
         }
+
+    async def _earlier_page(self, wanted: Wanted, query: SessionsQuery) -> Told:
+        earlier, loop = self._proxy.signals.earlier, self._proxy.loop
+        if earlier is None:
+            return {"items": [], "next_cursor": None, "total": 0, "retention": self._retention()}
+        page = await loop.run_in_executor(None, earlier.page, wanted, query.limit, query.cursor)
+        items = [
+            {name: value for name, value in one.items() if name in SessionShown.model_fields} for one in page.items
+        ]
+        return {
+            "items": items,
+            "next_cursor": page.next_cursor,
+            "total": page.total if query.cursor is None else None,
+            "retention": self._retention(),
+        }
+
+    async def _earlier_one(self, session_id: str, *, plain: bool) -> Told | None:
+        earlier = self._proxy.signals.earlier
+        if earlier is None:
+            return None
+        found = await self._proxy.loop.run_in_executor(None, earlier.find, session_id)
+        if found is None:
+            return None
+        told = found.pop("told")
+        return web.Response(text=told, content_type=PLAIN) if plain else found
 
     def _retention(self) -> RetentionShown:
         found = self._proxy.signals.sessions.retention()
@@ -248,12 +277,16 @@ class Sessions:
         session_id = call.named("id")
         signals = self._proxy.signals
         session = signals.sessions.find(session_id)
+        plain = preferred(call.request.headers.get("Accept", ""), (JSON, PLAIN)) == PLAIN
         if session is None:
+            earlier = await self._earlier_one(session_id, plain=plain)
+            if earlier is not None:
+                return earlier
             kept = (
                 "retried, failed, refused and slow ones are kept and a sample of the others, of what an open breaker "
                 "refused the first and the last; GET /sessions says how far back"
             )
             raise Problem(404, "NOT_FOUND", f"session {session_id[:60]!r} is not known: {kept}")
-        if preferred(call.request.headers.get("Accept", ""), (JSON, PLAIN)) == PLAIN:
+        if plain:
             return web.Response(text=signals.explain(session), content_type=PLAIN)
         return signals.show(session, explained=True)

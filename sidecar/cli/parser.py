@@ -256,6 +256,7 @@ def _add_sessions(commands: Any) -> None:
         "--since", metavar="WHEN", help=f"only those since: {_DURATIONS} ago, or 2026-01-29T12:00:00Z"
     )
     sessions.add_argument("--limit", type=_count, default=20, metavar="N", help="at most so many (default: 20)")
+    sessions.add_argument("--earlier", action="store_true", help="those of earlier runs, from the disk")
     sessions.add_argument("-f", "--follow", action="store_true", help="go on with new ones until interrupted")
     _add_talking(sessions)
 

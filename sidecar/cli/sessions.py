@@ -42,6 +42,8 @@ Session = dict[str, Any]
 def sessions(chosen: argparse.Namespace) -> int:
     admin = connect(chosen, os.environ)
     filters = {name: getattr(chosen, name) for name in _FILTERS}
+    if chosen.earlier:
+        filters["earlier"] = "true"
     terminal = Terminal()
     found = listed(admin, "/sessions", chosen.limit, 1000, **filters)
     if not found.items:
