@@ -24,6 +24,8 @@ class Runtime:
     """By name, with the keys that were given."""
     retries_enabled: bool | None = None
     """None: as the file says."""
+    retries_until: float | None = None
+    """Wall time at which that ends by itself; None: it does not."""
 
     def __bool__(self) -> bool:
         return bool(self.policies) or self.retries_enabled is not None
@@ -34,8 +36,8 @@ class Runtime:
     def without_policy(self, name: str) -> Runtime:
         return replace(self, policies={known: given for known, given in self.policies.items() if known != name})
 
-    def with_retries(self, enabled: bool | None) -> Runtime:
-        return replace(self, retries_enabled=enabled)
+    def with_retries(self, enabled: bool | None, until: float | None = None) -> Runtime:
+        return replace(self, retries_enabled=enabled, retries_until=None if enabled is None else until)
 
     def over(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
         """The values with these laid over them; the given ones are not changed."""

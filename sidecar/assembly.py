@@ -247,6 +247,7 @@ class Sidecar:
         if self._taking_store is not None:
             self._taking_store.cancel()
         await proxy.kept.close()  # what it still sends needs the upstreams
+        self.reloading.end()
         proxy.directory.close()
         proxy.dialler.resolver.close()
         if proxy.guard is not None:

@@ -9,7 +9,7 @@ and is told as `needs_restart`. One change at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,6 +66,9 @@ class Reloaded:
         return told
 
 
+_LOOK_AGAIN = 5.0
+
+
 class Reloading:
     """See the module's law."""
 
@@ -84,6 +87,9 @@ class Reloading:
         self.configured_retries = loaded.settings.retries_enabled
         """The kill switch as the file has it."""
         self._configured_origin = loaded.origins.get("retries_enabled", "default")
+        self._expiring: asyncio.Task[None] | None = None
+        self.on_expired: Callable[[bool, bool], Awaitable[None]] = _untold
+        """Told what the kill switch was and is, when its time is over."""
 
     async def reload(self, why: str) -> Reloaded:
         """Read the file again. `why` is for people: a signal, a changed file, an operator. Raises NotApplied."""
@@ -133,6 +139,7 @@ class Reloading:
         is in force, and that is told."""
         async with self._one_at_a_time:
             self.runtime = runtime
+            self._watch_expiry()
             if not runtime:
                 return
             try:
@@ -160,10 +167,13 @@ class Reloading:
             self._tell(done, why, at_run_time=True)
             return done
 
-    async def switch_retries(self, enabled: bool) -> Trouble | None:
-        """The kill switch: at once, whatever else is under way, and then kept. Returns why it could not be kept."""
+    async def switch_retries(self, enabled: bool, ttl: float | None = None) -> Trouble | None:
+        """The kill switch: at once, whatever else is under way, and then kept; after `ttl` seconds it is as the file
+        says again. Returns why it could not be kept."""
         given = None if enabled == self.configured_retries else enabled
-        self.runtime = runtime = self.runtime.with_retries(given)
+        until = None if ttl is None else self._wall() + ttl
+        self.runtime = runtime = self.runtime.with_retries(given, until)
+        self._watch_expiry()
         settings = self._proxy.settings.model_copy(update={"retries_enabled": enabled})
         origin: Origin = "runtime" if given is not None else self._configured_origin
         origins = {**self.loaded.origins, "retries_enabled": origin}
@@ -179,6 +189,30 @@ class Reloading:
         except Trouble as trouble:
             return trouble
         return None
+
+    # ---- what ends by itself -------------------------------------------------------------------------------------
+
+    def _wall(self) -> float:
+        return self._proxy.wall(clock.monotonic())
+
+    def _watch_expiry(self) -> None:
+        if self.runtime.retries_until is not None and (self._expiring is None or self._expiring.done()):
+            self._expiring = clock.spawn(self._expire(), "the end of an order to the kill switch")
+
+    async def _expire(self) -> None:
+        """Looks again and again: it may be ordered anew, and the clock of the wall may be set."""
+        while (until := self.runtime.retries_until) is not None:
+            left = until - self._wall()
+            if left <= 0:
+                before = self._proxy.retries_enabled
+                await self.switch_retries(self.configured_retries)
+                await self.on_expired(before, self._proxy.retries_enabled)
+                return
+            await clock.sleep(min(left, _LOOK_AGAIN))
+
+    def end(self) -> None:
+        if self._expiring is not None:
+            self._expiring.cancel()
 
     async def _read(self, change: Callable[[Runtime], Runtime], text: bytes | None) -> tuple[Runtime, Loaded]:
         """In a thread: it takes a while, and the kill switch does not wait for it. The file must be valid alone too, or
@@ -254,6 +288,10 @@ def warn_of_unverified(log: Log, settings: Settings, before: Settings | None = N
 def _needs_restart_first(key: str, message: str) -> Problem:
     told = f"{message} (with what stays as it is until a restart; restart the sidecar to put this file in force)"
     return Problem(told, key)
+
+
+async def _untold(before: bool, after: bool) -> None:
+    """Nobody wants to know."""
 
 
 def _as_it_is(runtime: Runtime) -> Runtime:

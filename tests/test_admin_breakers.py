@@ -203,7 +203,7 @@ async def test_the_kill_switch_ends_and_begins_retries_at_once(
     start_sidecar: Starter, upstream: Upstream, route: Any
 ) -> None:
     sidecar = await start_sidecar(upstreams=route(upstream), policies={"default": {"base_delay": 0.001}})
-    shown = {"retries_enabled": True, "configured": True, "lasting": True}
+    shown = {"retries_enabled": True, "configured": True, "until": None, "lasting": True}
     assert shown == (await admin(sidecar, "/retries")).json
     assert {**shown, "retries_enabled": False} == (await order(sidecar, "/retries/disable")).json
     await get(sidecar, "/u/500")

@@ -157,7 +157,7 @@ async def test_the_kill_switch_outlives_a_restart_and_a_reload(
     keys = {"state_dir": str(tmp_path / "state")}
     sidecar = await start_sidecar(file=file, **keys)
     told = (await order(sidecar, "/retries/disable", {"reason": "a storm"})).json
-    assert {"retries_enabled": False, "configured": True, "lasting": True} == told
+    assert {"retries_enabled": False, "configured": True, "until": None, "lasting": True} == told
     assert "runtime" == (await admin(sidecar, "/config")).json["origins"]["retries_enabled"]
     await order(sidecar, "/reload")
     assert not sidecar.proxy.retries_enabled
@@ -296,3 +296,29 @@ async def test_a_file_that_what_was_set_at_run_time_does_not_go_with_is_refused_
     assert 200 == (await delete(again, "/policies/brave")).status
     assert 200 == (await order(again, "/reload")).status
     assert {"status": "ready"} == (await admin(again, "/readyz")).json
+
+
+async def test_the_kill_switch_can_be_turned_for_a_while(
+    start_sidecar: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.reloading._LOOK_AGAIN", 0.02)
+    state = str(tmp_path / "kept")
+    sidecar = await start_sidecar(state_dir=state)
+    told = (await order(sidecar, "/retries/disable", {"ttl": "10m", "reason": "a storm"})).json
+    assert (False, True) == (told["retries_enabled"], told["until"] is not None)
+    await sidecar.stop(grace=0.1)
+    again = await start_sidecar(state_dir=state)
+    shown = (await admin(again, "/retries")).json
+    assert (False, told["until"]) == (shown["retries_enabled"], shown["until"]), "it outlives a restart"
+    await order(again, "/retries/disable", {"ttl": 0.1})
+    async with asyncio.timeout(5):
+        while not again.proxy.retries_enabled:
+            await asyncio.sleep(0.01)
+    shown = (await admin(again, "/retries")).json
+    assert (True, None) == (shown["retries_enabled"], shown["until"])
+    entry = ("sidecar", "let the order run out for", "retries")
+    async with asyncio.timeout(5):
+        while entry not in [
+            (item["who"], item["what"], item["about"]) for item in (await admin(again, "/audit")).json["items"]
+        ]:
+            await asyncio.sleep(0.01)

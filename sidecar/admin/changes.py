@@ -64,6 +64,10 @@ class Changes:
         """A reload that nobody asked for through the admin port; the log has it already."""
         await self._keep(name, "reloaded", "the configuration", done.before, done.after, None)
 
+    async def note_expiry(self, before: bool, after: bool) -> None:
+        """The time of an order to the kill switch is over; the log has it already."""
+        await self._keep("sidecar", "let the order run out for", "retries", before, after, "its time is over")
+
     async def note_reading(self, request: web.Request, about: str) -> None:
         """Somebody looks at what `admin.audit_reads` is about."""
         if not self._proxy.settings.admin.audit_reads:

@@ -7,20 +7,28 @@ It works also where nothing can be kept; then the answer says that a restart wil
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
 
 from sidecar.admin.changes import Changes
-from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Prose
+from sidecar.admin.fields import Answer, Body, Duration, NoBody, NoQuery, Prose
 from sidecar.admin.problem import unknown
 from sidecar.admin.route import Call, Route, Told
 from sidecar.proxy import Proxy
 from sidecar.reloading import Reloading
+from telemetry.timestamps import rfc3339
 
+_LONGEST_TTL = 30 * 86_400.0
 _ACTIONS = {"enable": True, "disable": False}
 
 
 class SwitchOrder(Body):
     """May be left out."""
 
+    ttl: Annotated[Duration, Field(gt=0, le=_LONGEST_TTL)] | None = None
+    """For how long: 90s, 10m, 2h, or seconds; at most 30 days. Then it is as the file says again. Not given: until it
+    is switched back."""
     reason: Prose = ""
     """For the log."""
 
@@ -31,6 +39,8 @@ class Switch(Answer):
     retries_enabled: bool
     configured: bool
     """What the file and the variables say."""
+    until: str | None = None
+    """When it goes back to what is configured, by itself."""
     lasting: bool = True
     """false: it could not be written down, and a restart goes back to what was last written."""
 
@@ -43,6 +53,7 @@ class Retries:
         self._reloading = reloading
         self._lasting = True
         self._changes = changes
+        reloading.on_expired = changes.note_expiry
 
     def routes(self) -> Iterator[Route]:
         yield Route("GET", "/retries", "Whether failures are retried at all.", self.shown, Switch)
@@ -66,18 +77,25 @@ class Retries:
         if action not in _ACTIONS:
             raise unknown("action", action, _ACTIONS, f"retries do not obey {action[:60]!r}", ", ".join(_ACTIONS))
         before, after = self._proxy.retries_enabled, _ACTIONS[action]
-        trouble = await self._reloading.switch_retries(after)
+        trouble = await self._reloading.switch_retries(after, call.body.ttl)
         self._lasting = trouble is None
         if trouble is not None:
             self._proxy.log.error("sidecar.retries.not_kept", f"retries are {action}d until a restart: {trouble}")
         await self._changes.note(
-            call.request, f"{action}d", about="retries", before=before, after=after, reason=call.body.reason
+            call.request,
+            f"{action}d",
+            about="retries",
+            before=before,
+            after=after if call.body.ttl is None else {"retries_enabled": after, "for_seconds": call.body.ttl},
+            reason=call.body.reason,
         )
         return self._shown()
 
     def _shown(self) -> Switch:
+        until = self._reloading.runtime.retries_until
         return Switch(
             retries_enabled=self._proxy.retries_enabled,
             configured=self._reloading.configured_retries,
+            until=None if until is None else rfc3339(until),
             lasting=self._lasting,
         )

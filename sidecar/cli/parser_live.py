@@ -46,6 +46,12 @@ def add_retries(commands: Any, talking: Talking) -> None:
         description="Show the switch for all retries, or turn it. It takes effect at once and outlives a restart.",
     )
     retries.add_argument("order", choices=("enable", "disable"), nargs="?", help="what to do (default: show it)")
+    retries.add_argument(
+        *("--for", "--ttl"),
+        dest="ttl",
+        metavar="TIME",
+        help="for how long: 90s, 10m, 2h; then it is as the file says again (default: until it is switched back)",
+    )
     retries.add_argument("--reason", metavar="TEXT", help="why, for the audit")
     talking(retries)
 

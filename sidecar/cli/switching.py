@@ -19,14 +19,15 @@ def retries(chosen: argparse.Namespace) -> int:
     if chosen.order is None:
         answer = admin.get("/retries")
     else:
-        answer = admin.post(f"/retries/{chosen.order}", _why(chosen))
+        lasting = {} if chosen.ttl is None else {"ttl": chosen.ttl}
+        answer = admin.post(f"/retries/{chosen.order}", {**lasting, **_why(chosen)})
     terminal = Terminal()
     if chosen.json:
         terminal.line(json.dumps(answer, indent=2))
     elif answer["retries_enabled"]:
-        terminal.line(terminal.paint("Retries are on.", "green"))
+        terminal.line(terminal.paint(f"Retries are on{_until(answer)}.", "green"))
     else:
-        terminal.line(terminal.paint("Retries are off: nothing is sent a second time.", "yellow"))
+        terminal.line(terminal.paint(f"Retries are off{_until(answer)}: nothing is sent a second time.", "yellow"))
     return 0
 
 
@@ -45,6 +46,10 @@ def reload(chosen: argparse.Namespace) -> int:
         told = f"Needs a restart: {', '.join(answer['needs_restart'])}"
         terminal.line(terminal.paint(printable(told), "yellow"))
     return 0
+
+
+def _until(answer: dict[str, Any]) -> str:
+    return "" if answer["until"] is None else f" until {answer['until']}"
 
 
 def _why(chosen: argparse.Namespace) -> dict[str, str]:

@@ -19,6 +19,7 @@ from sidecar.forced import ForcedState
 
 _POLICY = "policies."
 _RETRIES = "retries_enabled"
+_RETRIES_UNTIL = "retries_until"
 
 
 class Orders:
@@ -35,6 +36,7 @@ class Orders:
         rows: list[tuple[str, Any]] = [(f"{_POLICY}{name}", given) for name, given in runtime.policies.items()]
         if runtime.retries_enabled is not None:
             rows.append((_RETRIES, runtime.retries_enabled))
+            rows.append((_RETRIES_UNTIL, runtime.retries_until))
 
         def replace(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM runtime_settings")
@@ -86,13 +88,16 @@ def read_beside(path: Path, now: float) -> tuple[Runtime, list[ForcedState]]:
 def _runtime(connection: sqlite3.Connection) -> Runtime:
     policies: dict[str, Any] = {}
     retries: bool | None = None
+    until: float | None = None
     for key, text in connection.execute("SELECT key, value FROM runtime_settings ORDER BY key"):
         value = json.loads(text)
         if key == _RETRIES:
             retries = bool(value)
+        elif key == _RETRIES_UNTIL:
+            until = value
         elif key.startswith(_POLICY):
             policies[key.removeprefix(_POLICY)] = value
-    return Runtime(policies, retries)
+    return Runtime(policies, retries, until)
 
 
 def _forced(connection: sqlite3.Connection, now: float) -> list[ForcedState]:
