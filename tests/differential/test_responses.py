@@ -133,11 +133,14 @@ async def test_an_app_of_http10_gets_it_without_chunks_interim_answers_and_doubt
     method, script = case.headers.get("asked", "GET").encode(), between.script
     script.case = case
     direct = await directly(case, method, between)
+    script.said_all.clear()
     wire = await Wire.to(between.sidecar.address)
     try:
         await wire.send(request_of(method, b"1.0"))
         reading = await wire.answer(method)
         assert b"" == await wire.rest()
+        await script.said_all.wait()
+        await asyncio.sleep(_PAUSE)  # or what it says late would meet the request of the next case
     finally:
         wire.close()
     what, _, status = case.headers["expect"].partition(" ")
