@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sidecar.cli.admin import Admin, Failed, NotThere, connect, telling_failures
-from sidecar.cli.table import Cell, Column, Table
+from sidecar.cli.table import Cell, Column, Table, when
 from sidecar.cli.terminal import Terminal, printable
 
 _COLOURS = {"closed": "green", "half_open": "yellow", "open": "red"}
@@ -19,8 +19,8 @@ _COLUMNS = (
     Column("ENDPOINT"),
     Column("STATE"),
     Column("FAILED", importance=3, right=True),
-    Column("LAST CHANGE (UTC)", importance=2),
-    Column("NEXT PROBE (UTC)", importance=4),
+    Column("LAST CHANGE (UTC)", importance=2, brief="CHANGED"),
+    Column("NEXT PROBE (UTC)", importance=4, brief="PROBE"),
     Column("FORCED", flexible=True, importance=5),
 )
 _CHANGES_SHOWN = 10
@@ -88,8 +88,8 @@ def _row(breaker: dict[str, Any]) -> Sequence[Cell]:
         Cell(breaker["endpoint"]),
         Cell(breaker["state"], _COLOURS.get(breaker["state"])),
         Cell(f"{breaker['failure_count']} of {calls}"),
-        Cell(_time(breaker["last_state_change"])),
-        Cell(_time(breaker["next_probe_at"])),
+        when(breaker["last_state_change"]),
+        when(breaker["next_probe_at"]),
         Cell(told),
     )
 

@@ -18,8 +18,8 @@ _COLUMNS = (
     Column("POLICY"),
     Column("FROM"),
     Column("ATTEMPTS", right=True),
-    Column("BACKOFF", importance=3),
-    Column("TIMEOUTS", importance=2),
+    Column("BACKOFF", flexible=True, importance=3),
+    Column("TIMEOUTS", flexible=True, importance=2, narrow=14),
     Column("USED BY", flexible=True, importance=1),
 )
 
