@@ -160,6 +160,7 @@ NO = [
     (FATAL, {"code": "NOT_FOUND", "status": 404}, {}, {}, 100),
     ("server_verdict", {"verdict": False}, {}, {}, 100),
     ("not_resendable", {}, {"method": "POST"}, {}, 100),
+    ("memory", {}, {"body_given_up": True}, {}, 100),
     ("body_too_large", {}, {"body_kept": False}, {}, 100),
     ("disabled", {}, {"retries_enabled": False}, {}, 100),
     ("disabled", {}, {"overrides": switched_off()}, {}, 100),
