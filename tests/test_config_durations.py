@@ -35,7 +35,7 @@ def with_units(given: Any, found: list[str]) -> Any:
             value = getattr(given, name)
             if is_duration(type(given), name) and value is not None:
                 found.append(name)
-                written[name] = f"{value * 1000:.0f}ms"
+                written[name] = f"{value:.3f}s"
             else:
                 written[name] = with_units(value, found)
         return written
