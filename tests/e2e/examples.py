@@ -139,6 +139,7 @@ def alike(text: str) -> str:
     """Without what differs from run to run: ids, times, and where lines break because of them."""
     text = re.sub(r"\b[0-9a-f]{8}…|\bdlq_\w+", "ID", text)
     text = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "WHEN", text)
+    text = re.sub(r"\d{4}-\d\d-\d\d [\d:.]+ to (\d{4}-\d\d-\d\d )?[\d:.]+ UTC", "WHEN", text)
     text = re.sub(r"\+?\d+(\.\d+)?(e-\d+)? (ms|s)\b|(?<=_s\": )[\d.e-]+", "TIME", text)
     return " ".join(text.split())
 
