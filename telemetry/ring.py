@@ -42,6 +42,7 @@ class Ring:
         self.pushed_out = 0
         self.folded = 0
         self._kinds: dict[_Kind, deque[Entry]] = {}
+        """None of them is ever empty."""
         self._size = 0
         self._causes: deque[Entry] = deque()
         self._opened: dict[str, tuple[float, int]] = {}
@@ -132,7 +133,10 @@ class Ring:
 
     def _remove(self, entry: Entry) -> None:
         session = entry[1]
-        self._kinds[session.upstream, session.outcome, session.code].remove(entry)
+        kind = (session.upstream, session.outcome, session.code)
+        self._kinds[kind].remove(entry)
+        if not self._kinds[kind]:
+            del self._kinds[kind]
         self._size -= 1
 
     # ---- out -----------------------------------------------------------------------------------------------------

@@ -135,6 +135,17 @@ def test_it_is_bounded_and_what_it_counts_is_there(capacity: int, happened: list
     periods = sum(one.outcome == "breaker_open" for _, one in listed)
     assert len(listed) - periods <= capacity + max(1, capacity // 10)
     assert added["f"] + added["x"] == len(listed) - periods + ring.pushed_out
+    assert ring.oldest is None or ring.oldest in {one.ended for _, one in listed}
+
+
+def test_the_list_answers_when_an_opening_took_all_of_a_kind_for_its_cause() -> None:
+    kept = Sessions(100, 3600.0, wall)
+    kept.keep(failed(1))
+    kept.ring.opened("payments", ARRIVED)
+    assert ["f00001"] == ids(kept)
+    assert (None, 1, 1) == (kept.retention().oldest, kept.retention().causes, kept.retention().kept)
+    kept.keep(failed(2, at=ARRIVED + 60))
+    assert wall(kept.page(limit=1).items[0].ended) == kept.retention().oldest
 
 
 async def test_an_outage_is_one_row_of_refusals_beside_what_caused_it(
