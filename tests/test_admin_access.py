@@ -64,6 +64,14 @@ async def switch(sidecar: Running, token: str, *fields: str) -> Reply:
 # ---- tokens ------------------------------------------------------------------------------------------------------
 
 
+async def test_what_is_kept_sealed_is_not_for_who_may_only_look(guarded: Running) -> None:
+    refused = await ask(guarded.admin_address, "/jobs/job_0/result", bearer(READER))
+    assert (403, "INSUFFICIENT_PERMISSIONS") == (refused.status, refused.json["error_code"])
+    assert "kept sealed" in refused.json["message"]
+    assert 404 == (await ask(guarded.admin_address, "/jobs/job_0/result", bearer(OPERATOR))).status
+    assert 404 == (await ask(guarded.admin_address, "/jobs/job_0", bearer(READER))).status
+
+
 async def test_without_a_token_nothing_on_the_admin_port_is_answered(guarded: Running) -> None:
     for row in guarded.api.routes:
         path = row.path.replace("{", "").replace("}", "")

@@ -29,6 +29,8 @@ QUERIES = {"GET /timeseries": "?metric=retries", "DELETE /dlq/{id}": "?reason=no
 BODIES: dict[tuple[str, str], Any] = {
     ("PATCH", "/dlq/{id}"): {"notes": "looked at it"},
     ("POST", "/dlq/replay"): {"dry_run": True},
+    ("POST", "/dlq/annotate"): {"all": True, "dry_run": True, "notes": "looked at them"},
+    ("POST", "/dlq/discard"): {"all": True, "dry_run": True, "reason": "of no use"},
     ("POST", "/dlq/import"): {"files": [{"name": "x.json", "document": ""}]},
     ("POST", "/jobs"): {
         "idempotency_key": "another",
@@ -36,7 +38,7 @@ BODIES: dict[tuple[str, str], Any] = {
         "deliveries": [{"recipient": "bob", "request": {"url": "http://mail.test/"}}],
     },
 }
-NOT_JSON = ["/metrics", "/events", "/dlq/export"]
+NOT_JSON = ["/metrics", "/events", "/dlq/export", "/dlq/{id}/reveal"]
 
 
 class Busy(Running):

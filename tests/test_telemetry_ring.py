@@ -55,6 +55,18 @@ def test_each_open_period_and_each_upstream_has_a_row_of_its_own() -> None:
     assert ["r00004", "r00002", "r00001"] == ids(kept)
 
 
+def test_when_all_of_a_kind_were_causes_nothing_is_left_of_the_kind() -> None:
+    kept = Sessions(100, 3600.0, wall)
+    kept.keep(failed(1))
+    kept.ring.opened("payments", ARRIVED + 10)
+    assert (None, 1) == (kept.ring.oldest, kept.ring.causes)
+    assert ["f00001"] == ids(kept)
+    kept.ring.resize(1)
+    for number in range(2, 5):
+        kept.keep(recovered(session_id=b"f%05d" % number, upstream="other"))
+    assert ["f00004", "f00001"] == ids(kept)
+
+
 def test_a_row_is_as_young_as_its_last_refusal() -> None:
     kept = Sessions(100, 3600.0, wall)
     kept.keep(refused(1))
@@ -104,7 +116,7 @@ def test_pages_go_through_all_sorts_in_order_and_none_twice() -> None:
     kept.ring.opened("payments", ARRIVED)
     for number in range(50, 60):
         kept.keep(refused(number))
-        kept.keep(recovered(session_id=b"f%05d" % number))
+        kept.keep(recovered(session_id=b"f%05d" % number, upstream="other"))
     found, cursor = [], None
     while True:
         page = kept.page(limit=7, cursor=cursor)

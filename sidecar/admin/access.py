@@ -25,6 +25,8 @@ from sidecar.proxy import Proxy
 
 WHO = web.RequestKey("sidecar.who", str)
 """The name of the token that was shown; absent when none is needed."""
+ROLE = web.RequestKey("sidecar.role", str)
+"""Its role."""
 
 MOST_GUESSES = 10
 GUESS_WINDOW = 60.0
@@ -70,7 +72,7 @@ class Access:
                 f"the token of {token.name} has the role read, which may only look; "
                 f"{request.method[:20]} needs one with the role operate",
             )
-        request[WHO] = token.name
+        request[WHO], request[ROLE] = token.name, token.role
 
     def _refusal(self, stranger: str, digest: str) -> Problem:
         """Of a wrong token. Many of them from one address are told of no longer, in the log neither."""

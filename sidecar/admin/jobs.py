@@ -210,7 +210,7 @@ class Jobs:
         )  # fmt: skip
         yield Route(
             "GET", "/jobs/{id}/result", "What the provider answered last to each delivery of a job.",
-            self.result, JobResult, parts=_JOB, refusals=(404, 503),
+            self.result, JobResult, parts=_JOB, refusals=(404, 503), sealed=True,
         )  # fmt: skip
         yield Route(
             "POST", "/jobs/{id}/resolve", "Say whether the provider has a delivery whose fate is unknown.",

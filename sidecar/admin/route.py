@@ -16,6 +16,7 @@ import orjson
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
+from sidecar.admin.access import ROLE, WHO
 from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Query
 from sidecar.admin.problem import Problem, from_validation, wrong
 from telemetry.redact import Redactor
@@ -75,10 +76,19 @@ class Route:
     """Statuses of refusals beyond those every route has."""
     body_limit: int = BODY_LIMIT
     """How many bytes its body may have."""
+    sealed: bool = False
+    """Shows what is kept sealed: not for a token with the role read."""
     probe: bool = False
     """Served on the `probes` listener too."""
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
+        if self.sealed and request.get(ROLE) == "read":
+            raise Problem(
+                403,
+                "INSUFFICIENT_PERMISSIONS",
+                f"the token of {request[WHO]} has the role read, and this is kept sealed; "
+                "it needs one with the role operate",
+            )
         query = _query(request, self.query)
         body = await _body(request, self.body, self.body_limit)
         told = await self.handler(Call(request, query, body))
