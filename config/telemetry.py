@@ -20,8 +20,10 @@ class Log(Section):
     """`json`: one object per line with OpenTelemetry's field names. `ecs`: the same with Elastic's. `text`: for
     people."""
     level: Literal["debug", "info", "warn", "error"] = "info"
-    """The least severe lines that are written. Stack traces are shown only for faults of the
-    sidecar itself, with secrets hidden: nothing else says where such a fault is."""
+    """The least severe lines that are written. `debug` adds a line for each attempt (how far it came, over which
+    connection, what was decided), for connections opened and closed, and for the steps of a reload, and puts stack
+    traces into error records and dead letters: for an hour of looking, not for every day. Faults of the sidecar itself
+    have their stack at every level. Secrets are hidden everywhere."""
     access: Flag = False
     """One line for every request, healthy ones too. Without it, only retried, failed and slow ones are logged."""
 

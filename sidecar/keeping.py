@@ -25,7 +25,7 @@ from sidecar.policy.resend import APP_KEY, INJECTED_KEY, NO_KEY, honoured
 from sidecar.retrying import Retrying
 from sidecar.routing import scheme_of
 from telemetry.names import Attribute, Event, Field
-from telemetry.record import BODY_NOT_KEPT, Attempt, Trace, unkept_of
+from telemetry.record import BODY_NOT_KEPT, Attempt, Trace, frames_of, unkept_of
 
 if TYPE_CHECKING:
     from sidecar.body import RequestBody
@@ -373,4 +373,6 @@ class Keeping(Retrying):
 def _as_a_line(attempt: Attempt) -> str:
     """One link of the chain of errors: what an attempt met."""
     told = attempt.message or f"answered {attempt.status}"
-    return f"{attempt.kind} attempt at {attempt.endpoint}: {attempt.code}: {told}"
+    line = f"{attempt.kind} attempt at {attempt.endpoint}: {attempt.code}: {told}"
+    frames = frames_of(attempt)
+    return line if frames is None else f"{line}\n{frames.rstrip()}"

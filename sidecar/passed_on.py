@@ -9,6 +9,7 @@ connection.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from typing import Any
 
 from sidecar import clock, relay
@@ -302,6 +303,8 @@ class PassedOn(OwnAnswers):
         attempt.phase = failed.phase
         attempt.code = failed.code
         attempt.message = failed.message
+        if self._proxy.log.debugging:
+            attempt.frames = "".join(traceback.format_exception(failed))
         self._drop_connection()
         self._stop_upload()
 

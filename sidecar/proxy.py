@@ -164,6 +164,7 @@ class Proxy:
             registry,
             self._stages,
             self.signals.surplus,
+            self.log,
         )
 
     def _sweep(self, now: float) -> None:

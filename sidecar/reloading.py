@@ -26,6 +26,7 @@ from sidecar.proxy import Proxy
 from sidecar.upstream.tls import UnusableCertificates
 from sidecar.watching import content
 from telemetry.logs import Log
+from telemetry.names import Event
 
 _TOLD = 8
 _EMPTIED = "the file is empty now, as after a write that broke off; put it back, or write `{}` for the defaults alone"
@@ -99,8 +100,12 @@ class Reloading:
             try:
                 if self.last_read is not None and not self.last_read.strip() and self.loaded.text:
                     raise NotApplied((Problem(_EMPTIED, file=str(path)),))
+                where = "the values of the start" if path is None else f"{path} ({len(self.last_read or b'')} bytes)"
+                self._step(f"reading {where}, because of {why}")
                 _, loaded = await self._read(_as_it_is, self.loaded.text if path is None else None)
+                self._step("all of it is valid; it is put in force between two events")
                 done = self._put_in_force(loaded)
+                self._step(f"in force; {len(self._proxy.downstreams)} connections of apps have its limits")
             except NotApplied as refused:
                 self._refuse(refused, why)
                 raise
@@ -261,6 +266,9 @@ class Reloading:
         stays = tuple(dotted(path) for path in AT_START)
         origins = {key: origin for key, origin in loaded.origins.items() if not key.startswith(stays)}
         return origins | {key: origin for key, origin in self.loaded.origins.items() if key.startswith(stays)}
+
+    def _step(self, told: str) -> None:
+        self._proxy.log.debug(Event.CONFIG_STEP, f"reload: {told}")
 
     def _refuse(self, refused: NotApplied, why: str) -> None:
         self.refused = str(refused)

@@ -1,7 +1,8 @@
 """S0's ErrorRecord: one JSON line per failed attempt, also of sessions that recovered, by severity.
 
 Law: written by the writer's thread to `{folder}/{severity}/errors.jsonl`; rate limited before it gets there. The words
-for severity and category are S0's; a stack trace is there only when there is one and the level is `debug`.
+for severity and category are S0's; a stack trace is there only where an exception was behind the failure (an answer
+that says no has none) and `telemetry.log.level` was `debug` when it happened.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import orjson
 
 from config.errors import ErrorCode
-from telemetry.record import PHASE_WORDS, Attempt, Session, trace_id_of
+from telemetry.record import PHASE_WORDS, Attempt, Session, frames_of, trace_id_of
 from telemetry.redact import Redactor
 from telemetry.rotating import RotatingFile
 from telemetry.sessions import Wall, correlation_id, retry_count
@@ -88,10 +89,9 @@ def error_record(
     registry: Mapping[str, ErrorCode],
     wall: Wall,
     redactor: Redactor,
-    stack_trace: str | None = None,
 ) -> dict[str, Any]:
     """One failed attempt in S0's shape."""
-    code = attempt.code or "SIDECAR_INTERNAL"
+    code, frames = attempt.code or "SIDECAR_INTERNAL", frames_of(attempt)
     known = registry.get(code)
     message = redactor.text(attempt.message or "") or (known.description if known is not None else code)
     return {
@@ -100,7 +100,7 @@ def error_record(
         "category": known.category if known is not None else "TRANSIENT",
         "message": message,
         "error_type": code,
-        "stack_trace": stack_trace,
+        "stack_trace": None if frames is None else redactor.lines(frames),
         "context": {
             "request_id": session.session_id.decode(),
             "operation": session.operation or f"{session.method} {session.upstream}",

@@ -9,7 +9,7 @@ from typing import Any
 
 from telemetry.explain import summary
 from telemetry.names import Attribute, Field
-from telemetry.record import BAD, GOOD, Errand, Session, trace_id_of
+from telemetry.record import BAD, GOOD, PHASE_WORDS, Attempt, Errand, Session, trace_id_of
 from telemetry.redact import Redactor
 
 
@@ -64,6 +64,41 @@ def session_fields(session: Session, redactor: Redactor) -> dict[str, Any]:
         ],
     }
     return {name: value for name, value in fields.items() if value not in (None, "")}
+
+
+def attempt_fields(session: Session, number: int, attempt: Attempt, redactor: Redactor) -> dict[str, Any]:
+    """One try of it, for whoever looks for a fault: how far it came, over which connection, and what was decided."""
+    way = "no connection" if attempt.address is None else f"a {'kept' if attempt.reused else 'new'} connection"
+    address = attempt.address or ""
+    result = attempt.code or attempt.status or "no end of its own"
+    decision = attempt.decision
+    then = ""
+    if decision is not None:
+        then = "; no further one" if decision.delay is None else f"; the next one in {decision.delay:.3g} s"
+        then += f" ({decision.rule})"
+    endpoint = redactor.url(attempt.endpoint)
+    body = (
+        f"attempt {number} ({attempt.kind}) at {endpoint}: {result} after {attempt.ended - attempt.started:.6f} s, "
+        f"{PHASE_WORDS[attempt.phase]}, over {way}{' to ' * bool(address)}{address}{then}"
+    )
+    fields: dict[str, Any] = {
+        Field.BODY: redactor.text(body),
+        **trace_fields(session),
+        Attribute.SESSION_ID: session.session_id.decode(),
+        Attribute.UPSTREAM: attempt.upstream or session.upstream,
+        Attribute.ATTEMPT_KIND: attempt.kind,
+        Attribute.SEND_PHASE: PHASE_WORDS[attempt.phase],
+        Attribute.STATUS: attempt.status or None,
+        Attribute.ERROR_TYPE: attempt.code,
+        "error.message": redactor.clauses(attempt.message) if attempt.message else None,
+        Attribute.BREAKER_STATE: attempt.breaker,
+        Attribute.POLICY: attempt.policy_id,
+        "n": number,
+        "reused": attempt.reused,
+        Attribute.PEER_ADDRESS: attempt.address,
+        "egress_proxy": attempt.egress_proxy,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def trace_fields(session: Session) -> dict[str, str]:

@@ -62,7 +62,7 @@ class Log:
         self._ending = False
         self._stuck = False
         self._buckets = TokenBuckets(_RATE, _BURST)
-        self._redact: Callable[[str], str] = Redactor().text
+        self._redact: Callable[[str], str] = Redactor().clauses
         self._left_out: Counter[tuple[str, str]] = Counter()
         self.suppressed: MutableMapping[str, int] = dict.fromkeys(LEVELS, 0)
         self.configure(form, level)

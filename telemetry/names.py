@@ -263,6 +263,9 @@ class Event:
 
     SESSION = "sidecar.session.completed"
     ACCESS = "sidecar.access"
+    ATTEMPT = "sidecar.attempt.ended"
+    CONNECTION = "sidecar.upstream.connection"
+    CONFIG_STEP = "sidecar.config.step"
     BREAKER = "sidecar.breaker.transition"
     DLQ_ENQUEUED = "sidecar.dlq.enqueued"
     DLQ_REJECTED = "sidecar.dlq.rejected"

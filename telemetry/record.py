@@ -81,6 +81,7 @@ class Attempt:
         "egress_proxy",
         "ended",
         "endpoint",
+        "frames",
         "kind",
         "message",
         "phase",
@@ -115,6 +116,9 @@ class Attempt:
         self.decision: Decision | None = None
         self.upstream: str | None = None
         """The upstream it went to, when that is not the session's: before a fallback took over."""
+        self.frames: str
+        """Where the failure was raised, and what it was made of. Set only at `telemetry.log.level: debug`: see
+        `frames_of`."""
 
 
 class Trace(NamedTuple):
@@ -280,6 +284,11 @@ def unkept_of(session: Session) -> str | None:
 def unprotected_of(session: Session) -> str | None:
     """The same."""
     return getattr(session, "unprotected", None)
+
+
+def frames_of(attempt: Attempt) -> str | None:
+    """The same; as it was raised: may hold secrets, so it is redacted by whoever shows it."""
+    return getattr(attempt, "frames", None)
 
 
 def left_of(session: Session) -> Left | None:

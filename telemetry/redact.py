@@ -124,6 +124,14 @@ class Redactor:
         """A message, an exception, a user agent: urls, `name=value` pairs and known shapes of credentials."""
         return self.prose(text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…")
 
+    def clauses(self, text: str) -> str:
+        """As a whole and clause by clause: in `SomeError: token=…` the first colon would hide the pair behind it."""
+        return ": ".join([self.text(part) for part in self.text(text).split(": ")])
+
+    def lines(self, text: str) -> str:
+        """Each line like that: frames, a chain of errors."""
+        return "\n".join([self.clauses(line) for line in text.splitlines()])
+
     def prose(self, text: str) -> str:
         """The same for what was written to be kept whole: a reason, a note."""
         text = _URL.sub(self._url_in_text, text)

@@ -91,7 +91,7 @@ class Signals:
         self.redactor = Redactor(settings.redact_query, settings.redact_paths)
         self.sessions = Sessions(settings.sessions, settings.sessions_ttl, wall)
         self.writer = Writer(failed=self._job_failed)
-        self.log.attach(self.writer, self.metrics.log_suppressed, self.redactor.text)
+        self.log.attach(self.writer, self.metrics.log_suppressed, self.redactor.clauses)
         self.log.configure(settings.log.format, settings.log.level)  # before the first line that may have to be said
         self._event_file = self._open_event_file(settings)
         # Kept apart from the events, where a storm of retries would push out the very change that explains it.
@@ -130,6 +130,7 @@ class Signals:
             self._error_records.registry = codes
         self._slow = settings.slow_threshold
         self._access = settings.log.access
+        self._all_told = settings.log.access or settings.log.level == "debug"
         self._sample_every = settings.healthy_sample
         self._until_sample = settings.healthy_sample
         self.log.configure(settings.log.format, settings.log.level)
@@ -152,7 +153,7 @@ class Signals:
                 and session.ended - session.started <= self._slow
             ):
                 self._until_sample -= 1
-                if self._until_sample and not self._access and (trace is None or not trace.sampled):
+                if self._until_sample and not self._all_told and (trace is None or not trace.sampled):
                     if trace is not None:
                         self.metrics.spans["unsampled"] += 1 + len(session.attempts)
                     return
@@ -196,6 +197,10 @@ class Signals:
                     self.sessions.sample(session)
         if self._access and not interesting:
             self._log_session(session, "info", Event.ACCESS)
+        if self.log.debugging:
+            for number, attempt in enumerate(session.attempts, 1):
+                fields = partial(log_lines.attempt_fields, session, number, attempt, self.redactor)
+                self.log.event("debug", Event.ATTEMPT, session.upstream, self._monotonic(), fields, limited=False)
         if trace is None or self.export is None:
             return
         if sampled or interesting:

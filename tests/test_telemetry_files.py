@@ -252,8 +252,8 @@ def test_the_folder_is_the_severity_and_the_count_grows_with_each_retry(tmp_path
 
 def test_a_code_nobody_knows_is_recorded_as_an_error() -> None:
     made = session("exhausted", attempt(code="MADE_UP"))
-    record = error_record(made, 1, made.attempts[0], registry(), wall, R, "frames")
-    assert ("ERROR", "TRANSIENT", "MADE_UP", "frames") == tuple(
+    record = error_record(made, 1, made.attempts[0], registry(), wall, R)
+    assert ("ERROR", "TRANSIENT", "MADE_UP", None) == tuple(
         record[name] for name in ("severity", "category", "message", "stack_trace")
     )
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from sidecar.durable import rows
 from sidecar.durable.deadletter import DeadLetters, no_such
 from sidecar.durable.entry import Answer, Entry, ms
-from sidecar.durable.intake import text_shown
 from sidecar.durable.rows import Row
 from sidecar.durable.trouble import Damaged
 from sidecar.durable.verdict import exposure, worse
@@ -112,7 +111,7 @@ class Claims:
             was = next(event["was"] for event in reversed(entry.history) if event["event"] == "replay_started")
             entry.status, entry.state = was
             redactor = self._letters.terms_of(entry.upstream).redactor
-            entry.happened(at, "replay_held_back", code=result.code, why=text_shown(result.message, redactor) or None)
+            entry.happened(at, "replay_held_back", code=result.code, why=redactor.clauses(result.message) or None)
             return "held_back"
         facts: dict[str, object] = {
             "code": result.code or None,
@@ -142,7 +141,7 @@ class Claims:
         retries = entry.error_details["retry_count"] + 1
         entry.error_details = {
             "error_type": entry.error_class,
-            "error_message": text_shown(result.message, redactor),
+            "error_message": redactor.clauses(result.message),
             "retry_count": retries,
         }
         entry.happened(at, "replay_failed", phase=PHASE_WORDS[result.phase], **facts)

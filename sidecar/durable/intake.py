@@ -106,7 +106,7 @@ def prepare(
         category=failure.category,
         error_details={
             "error_type": failure.error_type or failure.error_class,
-            "error_message": text_shown(failure.error_message, redactor),
+            "error_message": redactor.clauses(failure.error_message),
             "retry_count": max(0, len(failure.attempts) - 1),
         },
         first_failure_at=first,
@@ -122,7 +122,7 @@ def prepare(
         },
         stage=failure.stage,
         workflow=failure.workflow,
-        last_stack=shorten("\n".join(text_shown(line, redactor) for line in failure.last_stack.splitlines())),
+        last_stack=shorten(redactor.lines(failure.last_stack)),
         sanitized_context=_context(failure, host, operation, prints, keyring.digest("body", body_sha256), size),
         headers=shown,
         sealed_headers=hidden,
@@ -145,11 +145,6 @@ def prepare(
     )
     answer = None if failure.response is None else failure.response.body[: rules.max_response_bytes]
     return Prepared(row, head_of(failure.url, failure.headers), body, answer)
-
-
-def text_shown(text: str, redactor: Redactor) -> str:
-    """As a whole and clause by clause: in `SomeError: token=…` the first colon would hide the pair behind it."""
-    return ": ".join(redactor.text(part) for part in redactor.text(text).split(": "))
 
 
 def split_headers(

@@ -19,7 +19,6 @@ from sidecar import clock
 from sidecar.durable import outbox_rows
 from sidecar.durable.bodies import Bodies
 from sidecar.durable.delivery import Found, Means, Next, Sent, after_lookup, after_send, first_step, patient_delay
-from sidecar.durable.intake import text_shown
 from sidecar.durable.outbox_rows import Delivery, Row
 from sidecar.durable.seal import Keyring
 from sidecar.durable.store import Store
@@ -296,7 +295,7 @@ class Outbox:
             "later": self._delay(row.upstream, ended.code, tried, ended.retry_after),
             "never": None,
         }[following.again]
-        error = text_shown(ended.message, self._redactor)[:2000]
+        error = self._redactor.clauses(ended.message)[:2000]
 
         def work(connection: sqlite3.Connection) -> list[str]:
             now = self.now()

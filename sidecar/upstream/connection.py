@@ -353,7 +353,9 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         code = "CONNECTION_RESET"
         if isinstance(exc, ssl.SSLError) and not stale and not self.answering:
             code = "TLS_FAILURE"  # TLS 1.3: a client certificate is refused only after the handshake
-        self.fail(AttemptFailed(code, told, phase, stale=stale))
+        failed = AttemptFailed(code, told, phase, stale=stale)
+        failed.__cause__ = exc
+        self.fail(failed)
 
     def pause_writing(self) -> None:
         self._write_paused = True

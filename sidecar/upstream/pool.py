@@ -25,6 +25,8 @@ from sidecar.turn import Turn
 from sidecar.upstream.connection import UpstreamConnection
 from sidecar.upstream.dial import Dialler
 from sidecar.upstream.tls import ResumingContext
+from telemetry.logs import Log
+from telemetry.names import Attribute, Event, Field
 
 if TYPE_CHECKING:
     from sidecar.upstream.endpoints import ParentProxy
@@ -49,6 +51,7 @@ class Wiring:
     stages: StageBudgets
     on_surplus: Callable[[str, str], None]
     """Hears the labels of an upstream and its endpoint that sent more than its answer."""
+    log: Log
 
 
 class Pool:
@@ -169,6 +172,7 @@ class Pool:
             raise
         self.connects += 1
         connection.address = address
+        self._tell("opened", connection)
         self.active.add(connection)
         return connection
 
@@ -178,6 +182,7 @@ class Pool:
         if self._tls is not None and not connection.reused:
             self._remember_session(connection)  # once: it is copied by decoding it anew, certificates and all
         if not connection.finish():
+            self._tell(f"closed: {_why_not_kept(connection)}", connection)
             connection.abort()
             return
         if self.closed or len(self._idle) >= _KEPT_IDLE:
@@ -192,6 +197,7 @@ class Pool:
         while pool._successor is not None:
             pool = pool._successor
         if pool.closed or len(pool._idle) >= _KEPT_IDLE:
+            self._tell("closed: there is no place for one more that is idle", connection)
             connection.abort()
             return
         pool._configure(connection)
@@ -201,6 +207,7 @@ class Pool:
     def discard(self, connection: UpstreamConnection) -> None:
         """Out of the pool for good: it failed, or it became a tunnel."""
         self.active.discard(connection)
+        self._tell("left the pool: its attempt ended early, or it is a tunnel now", connection)
 
     def sweep(self, now: float) -> None:
         """Drop what has been idle too long or points at an address the name has left."""
@@ -213,6 +220,8 @@ class Pool:
         for connection in self._idle:
             too_old = now - connection.idle_since > self._timeouts.pool_idle
             if connection.closed or too_old or resolver.gone(host, port, connection.address):
+                why = "the upstream closed it" if connection.closed else "the name has left its address"
+                self._tell(f"closed: {'it was idle for longer than pool_idle' if too_old else why}", connection)
                 connection.abort()
             else:
                 kept.append(connection)
@@ -226,8 +235,27 @@ class Pool:
             connection.abort()
         self._idle.clear()
 
+    def _tell(self, what: str, connection: UpstreamConnection) -> None:
+        """At `telemetry.log.level: debug`. Nothing of it is on the way of a request over a kept connection."""
+        log = self._wiring.log
+        if log.debugging:
+            body = f"connection to {self.label} at {connection.address} {what}"
+            fields = {Field.BODY: body, Attribute.UPSTREAM: self._upstream, Attribute.PEER_ADDRESS: connection.address}
+            now = self._wiring.loop.time()
+            log.event("debug", Event.CONNECTION, self._upstream, now, lambda: fields, limited=False)
+
     def _remember_session(self, connection: UpstreamConnection) -> None:
         if self._tls is not None and connection.transport is not None:
             tls = connection.transport.get_extra_info("ssl_object")
             if isinstance(tls, ssl.SSLObject):
                 self._tls.remember(tls)
+
+
+def _why_not_kept(connection: UpstreamConnection) -> str:
+    if connection.closed:
+        return "the upstream closed it"
+    if connection.retired:
+        return "the name has left its address"
+    if connection.complete and not connection.keep_alive:
+        return "the upstream keeps none"
+    return "question or answer did not come to a clean end"
