@@ -48,6 +48,10 @@ class EarlierSessions:
         self._wall = wall
         self.file = RotatingFile(path, size, _KEEP, ttl, wall, told)
 
+    def configure(self, ttl: float) -> None:
+        """On each reload."""
+        self._ttl = self.file.ttl = ttl
+
     def write(self, shown: dict[str, Any]) -> None:
         """In the writer's thread."""
         self.file.append(orjson.dumps(shown, default=str))

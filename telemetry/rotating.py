@@ -37,7 +37,7 @@ class RotatingFile:
         )
         self._max_bytes = max_bytes
         self._keep = keep
-        self._ttl = ttl
+        self.ttl = ttl
         self._wall = wall
         self._told = told
         self._file: BinaryIO | None = None
@@ -78,7 +78,7 @@ class RotatingFile:
     def expire(self) -> None:
         """Delete what was put aside too long ago or is too many."""
         aside = sorted((path for path in self._path.parent.glob("*") if self._ours.fullmatch(path.name)), reverse=True)
-        oldest = float("-inf") if self._ttl is None else self._wall() - self._ttl
+        oldest = float("-inf") if self.ttl is None else self._wall() - self.ttl
         whole = 0
         for path in aside:
             unfinished = path.suffix == ".part"  # of a process that ended while it compressed; the original is there

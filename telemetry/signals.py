@@ -126,6 +126,8 @@ class Signals:
         """At the start and on each reload. Files and export stay as they were begun."""
         self.redactor.configure(settings.redact_query, settings.redact_paths)
         self.sessions.configure(settings.sessions, settings.sessions_ttl)
+        if self.earlier is not None:
+            self.earlier.configure(settings.sessions_ttl)
         if codes is not None and self._error_records is not None:
             self._error_records.registry = codes
         self._slow = settings.slow_threshold
