@@ -250,6 +250,7 @@ class Sidecar:
         self.reloading.end()
         proxy.directory.close()
         proxy.dialler.resolver.close()
+        proxy.interception.close()
         if proxy.guard is not None:
             proxy.guard.close()
         proxy.ticker.stop()

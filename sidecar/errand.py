@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, cast
 from sidecar import clock
 from sidecar.body import RequestBody
 from sidecar.exchange import Exchange
-from sidecar.failures import SHUTTING_DOWN, AnsweredHere, AttemptFailed
+from sidecar.failures import SHUTTING_DOWN, AnsweredHere, AttemptFailed, Malformed
 from sidecar.headers import field_of
 from sidecar.policy.resend import NO_KEY
 from sidecar.relay import AppSink
 from sidecar.request import Request
-from sidecar.routing import DEFAULT_PORTS, origin_path, parse_authority, split_absolute
+from sidecar.routing import DEFAULT_PORTS, Origin, origin_path, parse_authority, split_absolute
 from telemetry.record import CONNECTED, NOT_CONNECTED, Attempt, Errand, Trace
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ class Nobody:
         ]
         return destination, target
 
-    find_tunnel = find_destination
+    def find_tunnel(self, request: Request, proxy: Proxy) -> Origin:
+        raise Malformed("MALFORMED_REQUEST", "there is no app that could use a tunnel", reason="target")
 
     def regulate(self) -> None:
         if self.body is not None and not self.body.held:

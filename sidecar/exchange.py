@@ -99,9 +99,10 @@ class Exchange(Posting):
     async def run(self) -> None:
         record, sink = self.record, None
         try:
-            client = self._client
-            find = client.find_destination if self._request.method != "CONNECT" else client.find_tunnel
-            destination, target = find(self._request, self._proxy)
+            if self._request.method != "CONNECT":
+                destination, target = self._client.find_destination(self._request, self._proxy)
+            else:
+                destination, target = await self._find_tunnel(), b""
             self._aim(destination, target)
             if self._involved:
                 await self._take_part()

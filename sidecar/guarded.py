@@ -15,6 +15,7 @@ from sidecar.inbound import Downstream
 from sidecar.incoming import find_destination, find_tunnel
 from sidecar.listener import Listener
 from sidecar.request import Request
+from sidecar.routing import Origin
 
 if TYPE_CHECKING:
     from sidecar.proxy import Proxy
@@ -93,9 +94,9 @@ class Guarded(Downstream):
         self._let_pass(request)
         return find_destination(request, proxy)
 
-    def find_tunnel(self, request: Request, proxy: Proxy) -> tuple[Destination, bytes]:
+    def find_tunnel(self, request: Request, proxy: Proxy) -> Origin:
         self._let_pass(request)
-        return find_tunnel(self, request, proxy)
+        return find_tunnel(request, proxy)
 
 
 def _heard(task: Any) -> None:

@@ -88,7 +88,7 @@ class Downstream(RequestReader):
 
     find_destination = staticmethod(find_destination)
     """Of a request that arrived here, and of a CONNECT. Connections of other kinds have other ways."""
-    find_tunnel = find_tunnel
+    find_tunnel = staticmethod(find_tunnel)
 
     @property
     def exchange(self) -> Exchange | None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sidecar.failures import AnsweredHere, Malformed, Refused
-from sidecar.routing import no_route, origin_path, split_absolute
-from sidecar.tunnel import check_room, connect_target
+from sidecar.routing import Origin, no_route, origin_path, split_absolute
+from sidecar.tunnel import connect_target
 from sidecar.upstream.destination import Destination
 from sidecar.upstream.directory import Directory
 
 if TYPE_CHECKING:
-    from sidecar.inbound import Downstream
     from sidecar.proxy import Proxy
     from sidecar.request import Request
 
@@ -77,18 +76,15 @@ def check_unusual(request: Request, proxy: Proxy) -> None:
         _count_forwards(request)
 
 
-def find_tunnel(client: Downstream, request: Request, proxy: Proxy) -> tuple[Destination, bytes]:
+def find_tunnel(request: Request, proxy: Proxy) -> Origin:
     """The same for CONNECT. Bytes behind its head belong to the tunnel, so a body would be read as one thing by us and
-    as another by whoever sent it. Raises Intercepted where TLS ends here."""
+    as another by whoever sent it."""
     if request.error is not None:
         raise request.error
     if request.content_length or request.transfer_encoding is not None:
         raise Malformed("MALFORMED_REQUEST", "a CONNECT request cannot have a body", reason="framing")
     _look_up_host(request, proxy.directory)
-    origin = connect_target(proxy, request.path)
-    proxy.interception.look_at(request, origin, client.transport)
-    check_room(proxy)
-    return proxy.directory.tunnel(origin), b""
+    return connect_target(proxy, request.path)
 
 
 def _check_codings(coding: bytes, *, http10: bool) -> None:

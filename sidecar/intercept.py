@@ -19,17 +19,20 @@ from config.model import Upstream
 from sidecar import clock
 from sidecar.failures import Intercepted
 from sidecar.handshakes import CERTIFICATE_REFUSED, UNUSED
-from sidecar.policy.demotion import Client, Demotions
+from sidecar.policy.demotion import Client, Demotions, Program
 from sidecar.routing import Origin
 from telemetry.names import Field
 
 if TYPE_CHECKING:
     import asyncio
+    from concurrent.futures import ThreadPoolExecutor
 
     from config.model import Settings
     from sidecar.authority import Authority
     from sidecar.proxy import Proxy
     from sidecar.request import Request
+    from sidecar.socket_owner import SocketOwners
+    from sidecar.upstream.endpoints import UpstreamState
 
 _LEAF_USED_FOR = 12 * 3600.0  # half of what it is valid for
 _LEAVES = 256
@@ -48,7 +51,9 @@ class Interception:
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
-        self._demotions = Demotions()
+        self.demotions = Demotions()
+        self._owners: SocketOwners | None = None
+        self._thread: ThreadPoolExecutor | None = None
         self._authority: Authority | None = None
         self._made_for: Settings | None = None
         self._kept_at = 0
@@ -70,16 +75,22 @@ class Interception:
             fingerprint=authority.fingerprint,
         )
 
-    def look_at(self, request: Request, origin: Origin, app: asyncio.Transport | None) -> None:
+    def upstream_of(self, origin: Origin) -> UpstreamState | None:
+        """Whose requests are inside a CONNECT to there, if it is one that may be opened."""
+        directory = self._proxy.directory
+        name = directory.router.by_host(origin.host, origin.port)
+        if name is None or not directory.configured[name].settings.intercept:
+            return None
+        return directory.configured[name]
+
+    async def look_at(
+        self, request: Request, origin: Origin, upstream: UpstreamState, app: asyncio.Transport | None
+    ) -> None:
         """Raises Intercepted if this CONNECT is to be opened; otherwise it becomes a tunnel."""
-        proxy = self._proxy
-        name = proxy.directory.router.by_host(origin.host, origin.port)
-        if name is None or not proxy.directory.configured[name].settings.intercept:
-            return
         agent = (request.value(b"user-agent") or b"").decode("latin-1")[:_LONGEST_AGENT]
         peer = app.get_extra_info("peername") if app is not None else None
-        client = Client(origin.label, peer[0] if peer else "", agent)
-        if self._demotions.demoted(client, clock.monotonic()):
+        client = Client(origin.label, peer[0] if peer else "", agent, await self._program_at(app))
+        if self.demotions.demoted(client, clock.monotonic()):
             return
         from sidecar.authority import NoAuthority
 
@@ -88,8 +99,26 @@ class Interception:
         except (NoAuthority, OSError, ssl.SSLError) as why:
             self._impossible(str(why))
             return
-        proxy.handshakes.check_room()
-        raise Intercepted(origin, proxy.directory.configured[name], client, context)
+        self._proxy.handshakes.check_room()
+        raise Intercepted(origin, upstream, client, context)
+
+    async def _program_at(self, app: asyncio.Transport | None) -> Program | None:
+        """Asked now, while it waits for our answer: whoever refuses a certificate may be gone right after that."""
+        if app is None:
+            return None
+        from sidecar.socket_owner import SocketOwners, on_loopback
+
+        peer, ours = app.get_extra_info("peername"), app.get_extra_info("sockname")
+        caller, called = (on_loopback(end[0]) if end else None for end in (peer, ours))
+        if caller is None or called is None:
+            return None
+        if self._owners is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._owners = SocketOwners()
+            self._thread = ThreadPoolExecutor(1, "socket-owner")
+        own, other = (called, int(ours[1])), (caller, int(peer[1]))
+        return await self._proxy.loop.run_in_executor(self._thread, self._owners.program_at, other, own)
 
     def take(self, transport: asyncio.Transport, tail: bytes, taken: Intercepted) -> None:
         """Say 200 and begin TLS."""
@@ -98,7 +127,7 @@ class Interception:
         client, label = taken.client, taken.upstream.label
 
         def used() -> None:
-            self._demotions.used(client)
+            self.demotions.used(client)
 
         def left_unused() -> None:
             self._proxy.metrics.tls_client_errors[UNUSED] += 1
@@ -117,14 +146,18 @@ class Interception:
         self._proxy.handshakes.begin(transport, tail, taken.context, secured, failed)
 
     def _demoted(self, client: Client, upstream: str, why: str, *, refused: bool) -> None:
-        now, demotions = clock.monotonic(), self._demotions
-        seconds = demotions.refused(client, now) if refused else demotions.unused(client, now)
+        now, demotions = clock.monotonic(), self.demotions
+        seconds = demotions.refused(client, now, why) if refused else demotions.unused(client, now, why)
         if seconds is not None:
             self._proxy.signals.demoted(upstream, client.host, _shown(client), why, seconds)
 
     def _impossible(self, why: str) -> None:
         fields = {Field.BODY: f"nothing can be intercepted, HTTPS passes as a tunnel: {why}"}
         self._proxy.log.event("error", "sidecar.interception.impossible", "", clock.monotonic(), lambda: fields)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
 
     # ---- certificates ----------------------------------------------------------------------------------------
 
@@ -184,4 +217,5 @@ def _changed_at(path: Path) -> int:
 
 
 def _shown(client: Client) -> str:
-    return f"{client.agent or 'a client without a name'} at {client.address} to {client.host}"
+    program = "" if client.program is None else f" ({client.program.name}, {client.program.digest})"
+    return f"{client.agent or 'a client without a name'}{program} at {client.address} to {client.host}"

@@ -20,7 +20,7 @@ from sidecar.own_answers import OwnAnswers
 from sidecar.policy.concurrency import Place
 from sidecar.tunnel import Side, Tunnel, check_room
 from sidecar.upstream.connection import UpstreamConnection
-from sidecar.upstream.destination import Choice
+from sidecar.upstream.destination import Choice, Destination
 from telemetry.record import CONNECTED, SENT, Attempt, Left, left_of
 
 # For what is left of an answer whose app has left.
@@ -191,6 +191,17 @@ class PassedOn(OwnAnswers):
             relay.cut_off(client.transport, reset=self._request.http10)
 
     # ---- tunnels ---------------------------------------------------------------------------------------------
+
+    async def _find_tunnel(self) -> Destination:
+        """Raises Intercepted where TLS ends here."""
+        proxy, client = self._proxy, self._client
+        origin = client.find_tunnel(self._request, proxy)
+        upstream = proxy.interception.upstream_of(origin)
+        if upstream is not None:
+            await self.become_task()
+            await proxy.interception.look_at(self._request, origin, upstream, client.transport)
+        check_room(proxy)
+        return proxy.directory.tunnel(origin)
 
     async def _dial_tunnel(self, attempt: Attempt, at_most: float) -> None:
         """CONNECT: one attempt to reach the other side, within `at_most` seconds."""

@@ -99,5 +99,5 @@ class Secured(Downstream):
         host, port = parse_authority(authority.decode("latin-1"))
         return (host, port or 443) == (self._host, self._port)
 
-    def find_tunnel(self, request: Request, proxy: Proxy) -> tuple[Destination, bytes]:
+    def find_tunnel(self, request: Request, proxy: Proxy) -> Origin:
         raise Malformed("MALFORMED_REQUEST", "inside TLS there is no further CONNECT", reason="target")
