@@ -17,7 +17,7 @@ from config.changes import AT_START, Change, at_start_only, changes, without_res
 from config.loader import ConfigError, Loaded, Origin, load
 from config.model import Settings
 from config.problems import Problem, dotted
-from config.runtime import NOTHING_SET, RETRIES, Runtime
+from config.runtime import NOTHING_SET, RETRIES, Runtime, policy_key
 from sidecar import clock
 from sidecar.durable.trouble import Trouble
 from sidecar.forced import ForcedState
@@ -89,8 +89,8 @@ class Reloading:
         """The kill switch as the file has it."""
         self._configured_origin = loaded.origins.get("retries_enabled", "default")
         self._expiring: asyncio.Task[None] | None = None
-        self.on_expired: Callable[[bool, bool], Awaitable[None]] = _untold
-        """Told what the kill switch was and is, when its time is over."""
+        self.on_expired: Callable[[str, object, object], Awaitable[None]] = _untold
+        """Told the key of what was set for a time that is over, and what it was and is."""
 
     async def reload(self, why: str) -> Reloaded:
         """Read the file again. `why` is for people: a signal, a changed file, an operator. Raises NotApplied."""
@@ -169,6 +169,7 @@ class Reloading:
                 await durable.orders.keep_runtime(self.runtime, clock.wall())
                 raise
             self.runtime = runtime
+            self._watch_expiry()
             self._tell(done, why, at_run_time=True)
             return done
 
@@ -176,8 +177,7 @@ class Reloading:
         """The kill switch: at once, whatever else is under way, and then kept; after `ttl` seconds it is as the file
         says again. Returns why it could not be kept."""
         given = None if enabled == self.configured_retries else enabled
-        until = None if ttl is None else self._wall() + ttl
-        self.runtime = runtime = self.runtime.with_retries(given, until)
+        self.runtime = runtime = self.runtime.with_retries(given, self.after(ttl))
         self._watch_expiry()
         settings = self._proxy.settings.model_copy(update={"retries_enabled": enabled})
         origin: Origin = "runtime" if given is not None else self._configured_origin
@@ -200,20 +200,45 @@ class Reloading:
     def _wall(self) -> float:
         return self._proxy.wall(clock.monotonic())
 
+    def after(self, ttl: float | None) -> float | None:
+        """The wall time at which something ends that is set now for so many seconds."""
+        return None if ttl is None else self._wall() + ttl
+
+    def given(self, key: str) -> object:
+        """What is in force of something that can be set at run time, as somebody wrote it."""
+        if key == RETRIES:
+            return self._proxy.retries_enabled
+        policy = self._proxy.settings.policies.get(key.removeprefix(policy_key("")))
+        return None if policy is None else policy.model_dump(mode="json", include=set(policy.model_fields_set))
+
     def _watch_expiry(self) -> None:
-        if self.runtime.retries_until is not None and (self._expiring is None or self._expiring.done()):
-            self._expiring = clock.spawn(self._expire(), "the end of an order to the kill switch")
+        if self.runtime.until and (self._expiring is None or self._expiring.done()):
+            self._expiring = clock.spawn(self._expire(), "the end of what was set for a while")
 
     async def _expire(self) -> None:
-        """Looks again and again: it may be ordered anew, and the clock of the wall may be set."""
-        while (until := self.runtime.retries_until) is not None:
-            left = until - self._wall()
-            if left <= 0:
-                before = self._proxy.retries_enabled
+        """Looks again and again: it may be set anew, the clock of the wall may be set, the store may be in trouble."""
+        while until := self.runtime.until:
+            key = min(until, key=until.__getitem__)
+            if (left := until[key] - self._wall()) > 0:
+                await clock.sleep(min(left, _LOOK_AGAIN))
+            elif not await self._take_away(key):
+                await clock.sleep(_LOOK_AGAIN)
+
+    async def _take_away(self, key: str) -> bool:
+        """Its time is over. False: not yet, because it cannot be written down, which is told."""
+        before = self.given(key)
+        try:
+            if key == RETRIES:
                 await self.switch_retries(self.configured_retries)
-                await self.on_expired(before, self._proxy.retries_enabled)
-                return
-            await clock.sleep(min(left, _LOOK_AGAIN))
+            else:
+                name = key.removeprefix(policy_key(""))
+                await self.set(lambda runtime: runtime.without_policy(name), f"the time of policy {name} is over")
+        except (NotApplied, Trouble) as still:
+            told = f"{key} was set for a while which is over, and is still in force: {still}"
+            self._proxy.log.error("sidecar.runtime.not_taken_away", told, key=key)
+            return False
+        await self.on_expired(key, before, self.given(key))
+        return True
 
     def end(self) -> None:
         if self._expiring is not None:
@@ -298,7 +323,7 @@ def _needs_restart_first(key: str, message: str) -> Problem:
     return Problem(told, key)
 
 
-async def _untold(before: bool, after: bool) -> None:
+async def _untold(key: str, before: object, after: object) -> None:
     """Nobody wants to know."""
 
 

@@ -88,3 +88,9 @@ async def test_a_reload_tells_what_changed_and_what_waits_for_a_restart(start_si
     file.write_text("polices: {}\n")
     wrong = await ask(sidecar, "reload")
     assert (1, True) == (wrong.code, 'did you mean "policies"?' in wrong.err)
+
+
+async def test_a_policy_is_set_for_a_while_and_says_how_long_it_has_left(sidecar: Running) -> None:
+    changed = await ask(sidecar, "policies", "set", "careful", "max_attempts=3", "--for", "10m")
+    assert (0, True) == (changed.code, "runtime, 10 min left" in changed.out), changed
+    assert "runtime, 10 min left" in (await ask(sidecar, "policies")).out

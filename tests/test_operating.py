@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sidecar.durable.trouble import NotKept
 from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App, Reply
 from tests.doubles.faults import TINY
@@ -322,3 +324,72 @@ async def test_the_kill_switch_can_be_turned_for_a_while(
             (item["who"], item["what"], item["about"]) for item in (await admin(again, "/audit")).json["items"]
         ]:
             await asyncio.sleep(0.01)
+
+
+async def test_a_policy_can_be_set_for_a_while_which_outlives_a_restart_and_whose_end_is_written_down(
+    start_sidecar: Starter, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.reloading._LOOK_AGAIN", 0.02)
+    keys: dict[str, Any] = {"policies": {"mine": {"max_attempts": 2}}, "state_dir": str(tmp_path / "kept")}
+    sidecar = await start_sidecar(file=file, **keys)
+    told = (await put(sidecar, "/policies/mine?ttl=10m&reason=a+test", {"max_attempts": 7})).json
+    assert ("runtime", True) == (told["origin"], told["until"] is not None)
+    assert 200 == (await put(sidecar, "/policies/other?ttl=10m", {"max_attempts": 1})).status
+    await sidecar.stop(grace=0.1)
+    again = await start_sidecar(file=file, **keys)
+    shown = {one["id"]: one["until"] for one in (await admin(again, "/policies")).json["items"]}
+    assert (told["until"], None) == (shown["mine"], shown["default"]), "it outlives a restart"
+    assert None is (await put(again, "/policies/other", {"max_attempts": 1})).json["until"], "set anew, for good"
+    assert 200 == (await put(again, "/policies/mine?ttl=0.1", {"max_attempts": 8})).status
+    async with asyncio.timeout(5):
+        while "let the order run out for" not in [one["what"] for one in await audit(again)]:
+            await asyncio.sleep(0.01)
+    mine = (await admin(again, "/policies/mine")).json
+    assert ("file", None, 2) == (mine["origin"], mine["until"], mine["policy"]["max_attempts"])
+    assert "other" in again.proxy.settings.policies
+    entry = next(one for one in await audit(again) if one["what"] == "let the order run out for")
+    assert ("sidecar", "policy mine, set at run time", {"max_attempts": 8}, {"max_attempts": 2}) == (
+        entry["who"],
+        entry["about"],
+        entry["before"],
+        entry["after"],
+    )
+
+
+async def test_what_was_set_for_a_while_stays_until_its_end_can_be_written_down(
+    start_sidecar: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.reloading._LOOK_AGAIN", 0.02)
+    sidecar = await start_sidecar()
+    assert 200 == (await put(sidecar, "/policies/brave?ttl=10m", {"max_attempts": 9})).status
+    durable = sidecar.proxy.kept.durable
+    assert durable is not None
+    full, keep = True, durable.orders.keep_runtime
+
+    async def keep_runtime(*given: Any) -> None:
+        if full:
+            raise NotKept("the disk is full", "make room")
+        await keep(*given)
+
+    monkeypatch.setattr(durable.orders, "keep_runtime", keep_runtime)
+    reloading = sidecar.reloading
+    reloading.runtime = replace(reloading.runtime, until={"policies.brave": 1.0})
+    reloading.end()
+    await asyncio.sleep(0)
+    reloading._watch_expiry()
+    async with asyncio.timeout(5):
+        while "sidecar.runtime.not_taken_away" not in sidecar.logged.getvalue():
+            await asyncio.sleep(0.01)
+    assert "brave" in sidecar.proxy.settings.policies
+    full = False
+    async with asyncio.timeout(5):
+        while "brave" in sidecar.proxy.settings.policies:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("ttl", ["0", "31d", "soon"])
+async def test_a_time_that_cannot_be_is_refused_before_anything_changes(start_sidecar: Starter, ttl: str) -> None:
+    sidecar = await start_sidecar()
+    reply = await put(sidecar, f"/policies/brave?ttl={ttl}", {"max_attempts": 9})
+    assert (400, "ttl") == (reply.status, at_fault(reply)[0])
+    assert "brave" not in sidecar.proxy.settings.policies

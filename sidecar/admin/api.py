@@ -53,6 +53,7 @@ class Api:
         proxy.metrics.live = lambda: families(facts)
         self.events = LiveEvents(proxy)
         self.changes = changes = Changes(proxy)
+        reloading.on_expired = changes.note_expiry
         openapi = OpenApi(proxy)
         self.routes: tuple[Route, ...] = (
             *Probes(proxy, lambda: self.not_ready, reloading).routes(),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from config.runtime import RETRIES, policy_key
 from sidecar import clock
 from sidecar.admin.access import WHO
 from sidecar.durable.trouble import Trouble
@@ -64,9 +65,10 @@ class Changes:
         """A reload that nobody asked for through the admin port; the log has it already."""
         await self._keep(name, "reloaded", "the configuration", done.before, done.after, None)
 
-    async def note_expiry(self, before: bool, after: bool) -> None:
-        """The time of an order to the kill switch is over; the log has it already."""
-        await self._keep("sidecar", "let the order run out for", "retries", before, after, "its time is over")
+    async def note_expiry(self, key: str, before: object, after: object) -> None:
+        """The time of what was set at run time is over; the log has it already."""
+        about = "retries" if key == RETRIES else f"policy {key.removeprefix(policy_key(''))}, set at run time"
+        await self._keep("sidecar", "let the order run out for", about, before, after, "its time is over")
 
     async def note_reading(self, request: web.Request, about: str) -> None:
         """Somebody looks at what `admin.audit_reads` is about."""

@@ -1,27 +1,31 @@
 """The retry policies: what is in force, who uses it, and changing one while the sidecar runs.
 
 Law: a policy set here stands for the whole policy of that name in the file, and outlives restarts, until it is taken
-away again; then the file's is back. It is validated like the file, whole, before anything changes.
+away again, or its time is over; then the file's is back. It is validated like the file, whole, before anything changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
 
 from config.durable import UNHURRIED, Outbox
 from config.loader import Origin
 from config.model import SHIPPED, Settings
 from config.policy import Policy
-from config.runtime import POLICIES, Runtime
+from config.runtime import LONGEST, POLICIES, Runtime, policy_key
 from sidecar.admin.changes import Changes
-from sidecar.admin.fields import Answer, Body, NoBody, NoQuery, Prose, Query
+from sidecar.admin.fields import Answer, Body, Duration, NoBody, NoQuery, Prose, Query
 from sidecar.admin.problem import FieldError, Problem, invalid, unknown
 from sidecar.admin.route import Call, Route, Told
 from sidecar.admin.settings import field_errors, of_trouble
 from sidecar.durable.trouble import Trouble
 from sidecar.proxy import Proxy
 from sidecar.reloading import NotApplied, Reloading
+from telemetry.timestamps import rfc3339
 
 
 class PolicyShown(Answer):
@@ -37,6 +41,8 @@ class PolicyShown(Answer):
     used_by: tuple[str, ...]
     """Where it is named, and what it is for where none is named. The policies of error codes follow on those codes
     wherever nothing else is said."""
+    until: str | None = None
+    """When one that was set at run time goes again by itself."""
     policy: Policy
 
 
@@ -52,6 +58,14 @@ class ReasonQuery(Query):
 
     reason: Prose = ""
     """For the log and the audit."""
+
+
+class SetQuery(ReasonQuery):
+    """Why, and for how long."""
+
+    ttl: Annotated[Duration, Field(gt=0, le=LONGEST)] | None = None
+    """For how long: 90s, 10m, 2h, or seconds; at most 30 days. Then it is taken away again by itself. Not given: until
+    it is removed."""
 
 
 class PolicyGiven(Policy, Body):
@@ -83,10 +97,10 @@ class RetryPolicies:
         yield Route(
             "PUT",
             "/policies/{id}",
-            "Set a retry policy, over the file, until it is removed.",
+            "Set a retry policy, over the file, until it is removed or its time is over.",
             self.put,
             PolicyShown,
-            ReasonQuery,
+            SetQuery,
             PolicyGiven,
             parts=parts,
             refusals=(413, 415, 500, 503),
@@ -129,11 +143,12 @@ class RetryPolicies:
         places.setdefault(UNHURRIED, []).append(full)
         return {policy: tuple(named) for policy, named in places.items()}
 
-    async def put(self, call: Call[ReasonQuery, PolicyGiven]) -> Told:
+    async def put(self, call: Call[SetQuery, PolicyGiven]) -> Told:
         name, given = call.named("id"), call.body.model_dump(mode="json", exclude_unset=True)
-        before = self._given(name)
+        before, ttl, reloading = self._given(name), call.query.ttl, self._reloading
+        until = reloading.after(ttl)
         try:
-            await self._reloading.set(lambda runtime: runtime.with_policy(name, given), f"PUT /policies/{name[:63]}")
+            await reloading.set(lambda runtime: runtime.with_policy(name, given, until), f"PUT /policies/{name[:63]}")
         except NotApplied as refused:
             raise invalid(_of_the_policy(name, refused)) from None
         except Trouble as trouble:
@@ -143,7 +158,7 @@ class RetryPolicies:
             "set",
             about=f"policy {name}",
             before=before,
-            after=self._given(name),
+            after=self._given(name) if ttl is None else {"policy": self._given(name), "for_seconds": ttl},
             reason=call.query.reason,
         )
         return self._shown(name, self._proxy.settings.policies[name], self._users())
@@ -177,18 +192,19 @@ class RetryPolicies:
         left = self._proxy.settings.policies.get(name)
         return PolicyRemoved(id=name, policy=None if left is None else self._shown(name, left, self._users()))
 
-    def _given(self, name: str) -> Mapping[str, object] | None:
+    def _given(self, name: str) -> object:
         """What somebody wrote of a policy, for the audit."""
-        policy = self._proxy.settings.policies.get(name)
-        return None if policy is None else policy.model_dump(mode="json", include=set(policy.model_fields_set))
+        return self._reloading.given(policy_key(name))
 
     def _shown(self, name: str, policy: Policy, users: Mapping[str, tuple[str, ...]]) -> PolicyShown:
+        until = self._reloading.runtime.until.get(policy_key(name))
         return PolicyShown(
             id=name,
             shipped=name in SHIPPED,
             changed=tuple(sorted(policy.model_fields_set)),
             origin=self._origin(name, policy),
             used_by=users.get(name, ()),
+            until=None if until is None else rfc3339(until),
             policy=policy,
         )
 

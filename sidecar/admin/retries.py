@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from config.runtime import LONGEST, RETRIES
 from sidecar.admin.changes import Changes
 from sidecar.admin.fields import Answer, Body, Duration, NoBody, NoQuery, Prose
 from sidecar.admin.problem import unknown
@@ -19,14 +20,13 @@ from sidecar.proxy import Proxy
 from sidecar.reloading import Reloading
 from telemetry.timestamps import rfc3339
 
-_LONGEST_TTL = 30 * 86_400.0
 _ACTIONS = {"enable": True, "disable": False}
 
 
 class SwitchOrder(Body):
     """May be left out."""
 
-    ttl: Annotated[Duration, Field(gt=0, le=_LONGEST_TTL)] | None = None
+    ttl: Annotated[Duration, Field(gt=0, le=LONGEST)] | None = None
     """For how long: 90s, 10m, 2h, or seconds; at most 30 days. Then it is as the file says again. Not given: until it
     is switched back."""
     reason: Prose = ""
@@ -53,7 +53,6 @@ class Retries:
         self._reloading = reloading
         self._lasting = True
         self._changes = changes
-        reloading.on_expired = changes.note_expiry
 
     def routes(self) -> Iterator[Route]:
         yield Route("GET", "/retries", "Whether failures are retried at all.", self.shown, Switch)
@@ -92,7 +91,7 @@ class Retries:
         return self._shown()
 
     def _shown(self) -> Switch:
-        until = self._reloading.runtime.retries_until
+        until = self._reloading.runtime.until.get(RETRIES)
         return Switch(
             retries_enabled=self._proxy.retries_enabled,
             configured=self._reloading.configured_retries,

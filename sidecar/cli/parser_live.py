@@ -28,6 +28,12 @@ def add_policies(commands: Any, talking: Talking) -> None:
     )
     given.add_argument("name", metavar="POLICY")
     given.add_argument("changes", metavar="KEY=VALUE", nargs="+", help="as in max_attempts=2 base_delay=0.5")
+    given.add_argument(
+        *("--for", "--ttl"),
+        dest="ttl",
+        metavar="TIME",
+        help="for how long: 90s, 10m, 2h; then it is taken back by itself (default: until it is removed)",
+    )
     remove = orders.add_parser(
         "remove",
         help="take back what was set at run time",

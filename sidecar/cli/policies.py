@@ -12,6 +12,7 @@ from urllib.parse import quote
 from sidecar.cli.admin import Admin, Failed, NotThere, connect, telling_failures
 from sidecar.cli.table import Cell, Column, Table
 from sidecar.cli.terminal import Terminal, printable
+from sidecar.cli.whenever import left
 from telemetry.sentences import seconds
 
 _COLUMNS = (
@@ -55,7 +56,7 @@ def _set(admin: Admin, chosen: argparse.Namespace) -> Any:
         kept = {key: before["policy"][key] for key in before["changed"]}
     except NotThere:
         kept = {}
-    return admin.put(_path(chosen.name), kept | changes, reason=chosen.reason)
+    return admin.put(_path(chosen.name), kept | changes, reason=chosen.reason, ttl=chosen.ttl)
 
 
 def _change(text: str) -> tuple[str, Any]:
@@ -77,9 +78,15 @@ def _row(shown: dict[str, Any]) -> Sequence[Cell]:
     backoff = f"{policy['backoff_type']} from {seconds(policy['base_delay'])} to {seconds(policy['max_delay'])}"
     return (
         Cell(shown["id"]),
-        Cell(origin, "yellow" if origin == "runtime" else None),
+        _origin(origin, shown["until"]),
         Cell(str(policy["max_attempts"]) if policy["enabled"] else "1 (off)"),
         Cell(f"{backoff}, jitter {policy['jitter_type']}"),
         Cell(f"{seconds(policy['attempt_timeout'])}, {seconds(policy['total_timeout'])} in all"),
         Cell(", ".join(shown["used_by"]) or "-"),
     )
+
+
+def _origin(origin: str, until: str | None) -> Cell:
+    if origin != "runtime":
+        return Cell(origin)
+    return Cell(origin, "yellow") if until is None else Cell(f"{origin}, {left(until)}", "yellow")

@@ -19,7 +19,7 @@ from sidecar.forced import ForcedState
 
 _POLICY = "policies."
 _RETRIES = "retries_enabled"
-_RETRIES_UNTIL = "retries_until"
+_UNTIL = "until"
 
 
 class Orders:
@@ -36,7 +36,8 @@ class Orders:
         rows: list[tuple[str, Any]] = [(f"{_POLICY}{name}", given) for name, given in runtime.policies.items()]
         if runtime.retries_enabled is not None:
             rows.append((_RETRIES, runtime.retries_enabled))
-            rows.append((_RETRIES_UNTIL, runtime.retries_until))
+        if runtime.until:
+            rows.append((_UNTIL, dict(runtime.until)))
 
         def replace(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM runtime_settings")
@@ -88,12 +89,12 @@ def read_beside(path: Path, now: float) -> tuple[Runtime, list[ForcedState]]:
 def _runtime(connection: sqlite3.Connection) -> Runtime:
     policies: dict[str, Any] = {}
     retries: bool | None = None
-    until: float | None = None
+    until: dict[str, float] = {}
     for key, text in connection.execute("SELECT key, value FROM runtime_settings ORDER BY key"):
         value = json.loads(text)
         if key == _RETRIES:
             retries = bool(value)
-        elif key == _RETRIES_UNTIL:
+        elif key == _UNTIL:
             until = value
         elif key.startswith(_POLICY):
             policies[key.removeprefix(_POLICY)] = value
