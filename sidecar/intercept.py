@@ -54,6 +54,8 @@ class Interception:
         self.demotions = Demotions()
         self._owners: SocketOwners | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self.impossible: str | None = None
+        """Why nothing could be opened when it was last tried."""
         self._authority: Authority | None = None
         self._made_for: Settings | None = None
         self._kept_at = 0
@@ -99,6 +101,7 @@ class Interception:
         except (NoAuthority, OSError, ssl.SSLError) as why:
             self._impossible(str(why))
             return
+        self.impossible = None
         self._proxy.handshakes.check_room()
         raise Intercepted(origin, upstream, client, context)
 
@@ -152,6 +155,7 @@ class Interception:
             self._proxy.signals.demoted(upstream, client.host, _shown(client), why, seconds)
 
     def _impossible(self, why: str) -> None:
+        self.impossible = why
         fields = {Field.BODY: f"nothing can be intercepted, HTTPS passes as a tunnel: {why}"}
         self._proxy.log.event("error", "sidecar.interception.impossible", "", clock.monotonic(), lambda: fields)
 

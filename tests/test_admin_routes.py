@@ -28,6 +28,7 @@ ONE_ATTEMPT = True
 QUERIES = {"GET /timeseries": "?metric=retries", "DELETE /dlq/{id}": "?reason=not+needed"}
 BODIES: dict[tuple[str, str], Any] = {
     ("PATCH", "/dlq/{id}"): {"notes": "looked at it"},
+    ("POST", "/interception/clear"): {"all": True},
     ("POST", "/dlq/replay"): {"dry_run": True},
     ("POST", "/dlq/annotate"): {"all": True, "dry_run": True, "notes": "looked at them"},
     ("POST", "/dlq/discard"): {"all": True, "dry_run": True, "reason": "of no use"},

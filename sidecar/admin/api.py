@@ -23,6 +23,7 @@ from sidecar.admin.events import LiveEvents
 from sidecar.admin.guard import Guard
 from sidecar.admin.ids import Ids
 from sidecar.admin.inflight import UnderWay
+from sidecar.admin.interception import Interceptions
 from sidecar.admin.jobs import Jobs
 from sidecar.admin.keys import Keys
 from sidecar.admin.letters_in_bulk import LettersInBulk
@@ -64,6 +65,7 @@ class Api:
             *Retries(proxy, reloading, changes).routes(),
             *Sessions(proxy, changes).routes(),
             *UnderWay(proxy).routes(),
+            *Interceptions(proxy, changes).routes(),
             *self.events.routes(),
             *Measures(proxy, changes).routes(),
             *Errors(proxy).routes(),

@@ -31,10 +31,11 @@ def check(chosen: argparse.Namespace) -> int:
         else:
             print(f"{where}: fine, {upstreams} upstream(s) configured")
         return 0
+    from sidecar.cli.standing import as_it_is_now
     from sidecar.cli.whereto import NotAHost, ways_to  # most of the data path, which a plain check does not need
 
     try:
-        ways = ways_to(chosen.host, loaded.settings)
+        ways = [as_it_is_now(way, chosen, os.environ) for way in ways_to(chosen.host, loaded.settings)]
     except NotAHost as wrong:
         print(f"sidecar check: --host: {wrong}", file=sys.stderr)
         return 2

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.cli.parser_kept import add_backups, add_dlq, add_jobs, add_keys
-from sidecar.cli.parser_live import add_policies, add_reload, add_retries
+from sidecar.cli.parser_live import add_interception, add_policies, add_reload, add_retries
 from sidecar.cli.suggesting import SuggestingParser
 
 COMMANDS = {
@@ -29,6 +29,7 @@ COMMANDS = {
     "keys": "sidecar.cli.keys:keys",
     "policies": "sidecar.cli.policies:policies",
     "retries": "sidecar.cli.switching:retries",
+    "interception": "sidecar.cli.interception:interception",
     "reload": "sidecar.cli.switching:reload",
     "audit": "sidecar.cli.audit:audit",
     "backup": "sidecar.cli.backup:backup",
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     add_keys(commands, _add_talking)
     add_policies(commands, _add_talking)
     add_retries(commands, _add_talking)
+    add_interception(commands, _add_talking, _count)
     add_reload(commands, _add_talking)
     _add_audit(commands)
     add_backups(commands, _add_config, _add_json)
@@ -215,11 +217,11 @@ def _add_check(commands: Any) -> None:
         "check",
         help="explain what is wrong with a configuration, or where a host leads",
         description="Explain what is wrong with a configuration. With --host: which upstream a host belongs to, where "
-        "its requests go, under which policy, and why.",
+        "its requests go, under which policy, and why; of one that is intercepted also whom the running sidecar lets "
+        "through unopened now.",
     )
-    _add_config(check)
     check.add_argument("--host", metavar="HOST", help="a host, host:port or url: what happens to requests for it")
-    _add_json(check)
+    _add_talking(check)
 
 
 _WAITS = (

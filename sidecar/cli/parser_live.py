@@ -1,4 +1,5 @@
-"""The words for what is in force: `sidecar policies`, `sidecar retries`, `sidecar reload`.
+"""The words for what is in force: `sidecar policies`, `sidecar retries`, `sidecar interception`,
+`sidecar reload`.
 
 Law: as in parser.py, which puts them in: nothing but argparse is imported.
 """
@@ -60,6 +61,31 @@ def add_retries(commands: Any, talking: Talking) -> None:
     )
     retries.add_argument("--reason", metavar="TEXT", help="why, for the audit")
     talking(retries)
+
+
+def add_interception(commands: Any, talking: Talking, count: Callable[[str], int]) -> None:
+    interception = commands.add_parser(
+        "interception",
+        help="show which clients are let through unopened, and open them again",
+        description="Clients that refused our certificate: their calls to an intercepted host pass as a tunnel for a "
+        "while, unseen.",
+    )
+    orders = interception.add_subparsers(dest="order", required=True, metavar="ORDER")
+    listing = orders.add_parser(
+        "list", help="who is let through now, since when and why", description="Who is let through now, and why."
+    )
+    listing.add_argument("--host", metavar="HOST", help="only those that call this host, or host:port")
+    listing.add_argument("--limit", type=count, default=100, metavar="N", help="at most so many (default: 100)")
+    clear = orders.add_parser(
+        "clear",
+        help="open their calls again, from the next one on",
+        description="Open their calls again, from the next one on: after they were given the authority.",
+    )
+    clear.add_argument("which", metavar="HOST|ID", nargs="?", help="a host, host:port, or an id of the list")
+    clear.add_argument("--all", action="store_true", help="all of them")
+    clear.add_argument("--reason", metavar="TEXT", help="why, for the audit")
+    for order in (listing, clear):
+        talking(order)
 
 
 def add_reload(commands: Any, talking: Talking) -> None:

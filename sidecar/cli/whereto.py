@@ -24,6 +24,18 @@ class NotAHost(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Now:
+    """What the running sidecar says about an intercepted host."""
+
+    answered: bool
+    intercepted: bool | None
+    """None: it did not answer."""
+    demoted: tuple[str, ...]
+    """Ids of clients that are let through unopened, as `sidecar interception list` has them."""
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
 class Way:
     """One way an app can call the host, and what becomes of it."""
 
@@ -41,6 +53,8 @@ class Way:
     how: str
     refused: str | None = None
     operations: tuple[str, ...] = field(default=())
+    now: Now | None = None
+    """None: nothing about this changes while a sidecar runs."""
 
     def lines(self) -> Iterator[tuple[str, str]]:
         name = self.upstream if self.upstream is not None else "none"
@@ -49,6 +63,8 @@ class Way:
             yield "refused", self.refused
             return
         yield "goes to", f"{', '.join(self.goes_to)}; {self.how}"
+        if self.now is not None:
+            yield "now", self.now.told
         yield "policy", f"{self.policy}, because {self.policy_because}"
         for operation in self.operations:
             yield "operation", operation
