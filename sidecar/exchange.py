@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sidecar.inbound import Downstream
     from sidecar.proxy import Proxy
     from sidecar.request import Request
+    from sidecar.upstream.endpoints import UpstreamState
 
 _CUT_OFF = "the sidecar was told to stop, and its grace ended before this did (shutdown_grace)"
 _BACK_IN = 2  # seconds: what a restart takes
@@ -375,15 +376,14 @@ class Exchange(Posting):
         if not record.attempts:
             if self._place is not None and not self._place.granted:
                 return Standing("max_in_flight", self._started)
-            return Standing("rate_limit_gate" if upstream.turns.gate.paused else "store", self._started)
+            return self._at_gate(upstream, self._started) or Standing("store", self._started)
         attempt, connection = record.attempts[-1], self._connection
         if self._answered:
             return Standing("streaming", record.first_byte or attempt.ended)
         if attempt.decision is not None and attempt.decision.delay is not None:
             until = attempt.ended + attempt.decision.delay
-            if clock.monotonic() > until and upstream.turns.gate.paused:
-                return Standing("rate_limit_gate", until)
-            return Standing("backoff", attempt.ended, until)
+            waits = self._at_gate(upstream, until) if clock.monotonic() > until else None
+            return waits or Standing("backoff", attempt.ended, until)
         if attempt.code is not None:
             return Standing("store", attempt.ended)
         if connection is None:
@@ -391,6 +391,13 @@ class Exchange(Posting):
         if connection.head is None and self._upload is not None and not self._upload.done():
             return Standing("upload", attempt.started)
         return Standing("answer", self._asked_at or attempt.started)
+
+    def _at_gate(self, upstream: UpstreamState, since: float) -> Standing | None:
+        gate = upstream.turns.gate
+        if not gate.paused:
+            return None
+        until = gate.closed_until(self._credential_id(upstream).encode(), clock.monotonic())
+        return None if until is None else Standing("rate_limit_gate", since, until)
 
     # ---- settle ----------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from sidecar.upstream.destination import Destination
 from sidecar.upstream.endpoints import UpstreamState
 from sidecar.upstream.waiting import OutOfTime
 from telemetry.record import Attempt, Trace
+from telemetry.sentences import seconds
 
 _REPLACED = b"traceparent,tracestate"
 _STRIPPED = b"traceparent,tracestate,baggage"
@@ -220,9 +221,11 @@ class Prepared(PassedOn):
         until = gate.closed_until(key, now)
         if until is None:
             return
-        told = "the upstream asked calls with this credential to wait"
+        whom = "calls with this credential" if key else "calls without a credential"
+        told = f"the upstream asked {whom} to wait"
         if until > self._ends_at:
-            raise self._out_of_time("RATE_LIMIT_EXCEEDED", f"{told} longer than this request may take", until - now)
+            wait = f"another {seconds(until - now)}, longer than this request may take"
+            raise self._out_of_time("RATE_LIMIT_EXCEEDED", f"{told} {wait}", until - now)
         ticket = gate.enter(key)
         if ticket is None:
             raise Refused(
@@ -238,4 +241,4 @@ class Prepared(PassedOn):
     def _out_of_time(self, code: str, message: str, wait: float | None = None) -> GaveUp:
         record = self.record
         record.outcome, record.suppressed = "deadline", "deadline"
-        return GaveUp(code, message, retry_after=None if wait is None else math.ceil(wait))
+        return GaveUp(code, message, reason="deadline", retry_after=None if wait is None else math.ceil(wait))

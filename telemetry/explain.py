@@ -40,6 +40,9 @@ from telemetry.sessions import Wall
 from telemetry.timestamps import rfc3339
 
 _WORTH_TELLING = 0.001
+_WITH_ITS_BODY = "a higher dead_letter.max_body_bytes"
+_A_WELL_STORE = "what `GET /readyz` says under store"
+_LET_THROUGH = "a longer x-sidecar-timeout, with which it would have waited, or `rate_limit_gate: {enabled: false}`"
 
 
 class Step(NamedTuple):
@@ -101,7 +104,7 @@ def summary(session: Session) -> str:
     tries = f" after {counted(made, 'attempt')}" if made > 1 and session.outcome != "first_try" else ""
     what = f"{session.method} to {name} {ending(session)}{tries}"
     result = session.code or (str(session.status) if session.status else "")
-    if session.suppressed is not None:
+    if session.suppressed is not None and session.attempts:
         result += f", not retried: {session.suppressed}"
     return f"{what}, {seconds(session.ended - session.started)}" + (f" ({result})" if result else "")
 
@@ -146,8 +149,8 @@ class _Story:
             )
         if session.caller_resend:
             self._tell(
-                "The caller marked this request as its own retry, so retries are being stacked on retries.",
-                remedy="switch off retries in the caller's client library and leave them to the sidecar",
+                "It was here before: its client library says so, or the same idempotency key came in lately.",
+                remedy="a client library that does not retry by itself: its retries come on top of the sidecar's",
             )
         if session.waited >= _WORTH_TELLING:
             self._tell(
@@ -263,6 +266,8 @@ class _Story:
         rule = remedy = ""
         if session.outcome == "breaker_open" and not session.attempts:
             _, rule, remedy = REASONS["breaker_open"](session)
+        elif session.outcome == "deadline" and not session.attempts and session.code == "RATE_LIMIT_EXCEEDED":
+            rule, remedy = "rate_limit_gate: after a 429 all calls with the same credential wait", _LET_THROUGH
         elif session.outcome == "denied" and session.code is not None:
             remedy = f"what `GET /errors/{session.code}` says under resolution"
         self._tell(LAST_WORDS.get(session.outcome, unnamed)(session, self._redactor), rule, remedy)
@@ -278,12 +283,12 @@ class _Story:
             if why is not None and why is unkept_of(session) and session.dlq_id is not None:
                 self._tell(
                     f"{why[0].upper()}{why[1:]}.",
-                    remedy=f"dead_letter.max_body_bytes of {session.upstream}, and `GET /readyz` under store",
+                    remedy=_WITH_ITS_BODY if "max_body_bytes" in why else _A_WELL_STORE,
                 )
             elif why is not None:
                 self._tell(
                     f"The store did not help: {self._redactor.text(why)}.",
-                    remedy="what `GET /readyz` says under store",
+                    remedy=_A_WELL_STORE,
                 )
         if session.dlq_id is not None and unkept_of(session) is None:
             self._tell(

@@ -98,7 +98,7 @@ SESSION_BACKOFF = _histogram(
 OVERHEAD = _histogram(
     "overhead_seconds", "", "App-visible time minus attempts and backoff: what the sidecar itself costs.", FAST_BUCKETS
 )
-CALLER_RESENDS = _counter("caller_resends", "upstream", "Requests that the caller says are its own retries.")
+CALLER_RESENDS = _counter("caller_resends", "upstream", "Requests that were here before: the caller says so, or a key.")
 REQUEST_BYTES = _counter("request_bytes", "upstream", "Request body bytes sent by the app.")
 RESPONSE_BYTES = _counter("response_bytes", "upstream", "Response body bytes sent to the app.")
 TUNNELS = _counter("tunnels", "upstream result", "CONNECT and Upgrade tunnels that ended.")

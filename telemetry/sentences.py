@@ -42,6 +42,8 @@ def ending(session: Session) -> str:
     """How it ended, in a few words."""
     if session.outcome == "breaker_open" and session.attempts:
         return "failed and was kept from a retry by an open breaker"
+    if session.outcome == "deadline" and not session.attempts:
+        return "failed with no time left for an attempt"
     if session.outcome == "tunnelled" and session.code is not None:
         return "went through a tunnel that broke"
     if session.outcome == "denied" and 0 < session.status < 400:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -148,6 +149,13 @@ async def test_who_cannot_be_let_go_before_the_deadline_is_told_now(
         reply.get("x-sidecar-attempts"),
     )
     assert 48 <= int(reply.get("retry-after") or 0) == reply.json["retry_after"] <= 50
+    assert "deadline" == reply.json["details"]["reason"]
+    said = re.fullmatch(
+        r"the upstream asked calls with this credential to wait another (\S+) s, longer than this request may take",
+        reply.json["message"],
+    )
+    assert said is not None
+    assert 40 < float(said[1]) <= 50
     session = await last_session(sidecar, 2)
     assert (session.ended - session.started < 10, []) == (True, session.attempts)
     assert 1 == len(upstream.requests)

@@ -274,6 +274,12 @@ def test_more_attempts_are_no_advice_where_they_cure_nothing() -> None:
             "an Idempotency-Key: with one it would have been",
         ),
         (
+            {"method": "POST", "body_kept": False},
+            {},
+            "POST, body fully sent, no Idempotency-Key",
+            "an Idempotency-Key: with one it would have been; the body is not there either: a higher limits.replay_body_bytes",
+        ),
+        (
             {"method": "POST", "key": INJECTED_KEY, "key_header": "X-Key"},
             {},
             "POST, body fully sent, the provider is not known to honour the injected X-Key",

@@ -266,6 +266,23 @@ STORIES: dict[str, tuple[Session, str]] = {
            +101 ms  The app got the upstream's verdict, 404: NOT_FOUND.
         """,
     ),
+    "held back by the pause of a 429": (
+        session(
+            "deadline",
+            status=429,
+            code="RATE_LIMIT_EXCEEDED",
+            message="the upstream asked calls with this credential to wait another 118 s, longer than this request may take",
+            suppressed="deadline",
+        ),
+        """
+        GET to payments failed with no time left for an attempt, 1 ms (RATE_LIMIT_EXCEEDED)
+
+             +0 ms  GET /pay/v1/charges arrived for upstream payments, under policy default.
+             +1 ms  The app got 429, an answer of the sidecar: RATE_LIMIT_EXCEEDED: the upstream asked calls with this credential to wait another 118 s, longer than this request may take. The outcome is deadline.
+                    decided by: rate_limit_gate: after a 429 all calls with the same credential wait
+                    what would change it: a longer x-sidecar-timeout, with which it would have waited, or `rate_limit_gate: {enabled: false}`
+        """,
+    ),
     "refused here": (
         session(
             "denied",
@@ -492,8 +509,8 @@ STORIES: dict[str, tuple[Session, str]] = {
         GET to payments was answered at the first try, 101 ms (200)
 
              +0 ms  GET /pay/v1/charges arrived for upstream payments, under policy default.
-             +0 ms  The caller marked this request as its own retry, so retries are being stacked on retries.
-                    what would change it: switch off retries in the caller's client library and leave them to the sidecar
+             +0 ms  It was here before: its client library says so, or the same idempotency key came in lately.
+                    what would change it: a client library that does not retry by itself: its retries come on top of the sidecar's
              +0 ms  Attempt 1 to a.test:443, let through as a probe of the half-open breaker, was answered with 200 after 100 ms.
            +101 ms  The app got 200 after 101 ms.
         """,
@@ -645,3 +662,16 @@ def test_a_wait_that_nobody_could_notice_is_not_told() -> None:
 def test_nobody_is_told_to_allow_more_attempts_than_can_be_allowed() -> None:
     made = session("exhausted", *[attempt(status=503, code=T) for _ in range(10)], suppressed="attempts")
     assert "what would change it" not in explain.as_text(made, REDACTOR).partition("Not retried")[2]
+
+
+@pytest.mark.parametrize(
+    ("why", "remedy"),
+    [
+        ("2000000 bytes of it are more than dead_letter.max_body_bytes", "a higher dead_letter.max_body_bytes"),
+        ("no space is left", "what `GET /readyz` says under store"),
+    ],
+)
+def test_a_body_that_was_not_kept_says_what_would_have_kept_it(why: str, remedy: str) -> None:
+    made = session("exhausted", attempt(status=503, code=T), dlq_id="dlq_1", unkept=f"the body was not kept ({why})")
+    *_, last = explain.explain(made, REDACTOR)
+    assert (f"The body was not kept ({why}).", remedy) == (last.what, last.remedy)

@@ -64,7 +64,7 @@ class InflightShown(Answer):
     since: str
     waited: float
     goes_on_in: float | None
-    """Until the next attempt, where that is known."""
+    """Until the next attempt, or the end of the pause, where that is known."""
     age: float
     """Since the request arrived."""
     last_error: str | None

@@ -192,20 +192,30 @@ def _forbidden(failure: Failure, situation: Situation, chosen: Chosen, entry: Er
     if failure.verdict is False:
         return Decision(None, "server_verdict", "x-should-retry: false", "only the upstream can change its verdict")
     resend = resendable(failure, situation, chosen)
+    bodiless = _without_body(situation)
     if not resend.allowed:
-        return Decision(None, "not_resendable", resend.rule, resend.remedy)
-    if situation.body_given_up:
-        rule = "limits.memory_bytes: memory was short, and the copy of the request body was given up"
-        return Decision(None, "memory", rule, "a higher limits.memory_bytes, or fewer large bodies at a time")
-    if not situation.body_kept:
-        rule = "limits.replay_body_bytes: the request body is larger"
-        return Decision(None, "body_too_large", rule, "a higher limits.replay_body_bytes")
+        remedy = resend.remedy
+        if remedy and bodiless is not None:
+            remedy += f"; the body is not there either: {bodiless.remedy}"
+        return Decision(None, "not_resendable", resend.rule, remedy)
+    if bodiless is not None:
+        return bodiless
     # An idempotency conflict may be retried only with the same payload, and a resend is the same request.
     conditional = entry is not None and entry.retry == "conditional" and failure.verdict is not True
     if conditional and not situation.keyed:
         rule = f"error registry: {failure.code} is retried only with an idempotency key that the provider honours"
         remedy = f"an {situation.key_header}: with one it would have been" if situation.key_helps else ""
         return Decision(None, "not_resendable", rule, remedy)
+    return None
+
+
+def _without_body(situation: Situation) -> Decision | None:
+    if situation.body_given_up:
+        rule = "limits.memory_bytes: memory was short, and the copy of the request body was given up"
+        return Decision(None, "memory", rule, "a higher limits.memory_bytes, or fewer large bodies at a time")
+    if not situation.body_kept:
+        rule = "limits.replay_body_bytes: the request body is larger"
+        return Decision(None, "body_too_large", rule, "a higher limits.replay_body_bytes")
     return None
 
 
