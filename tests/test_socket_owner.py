@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.policy.demotion import Program
-from sidecar.socket_owner import Owner, SocketOwners, in_kernel_words, on_loopback, owner_among
+from sidecar.socket_owner import Owner, SocketOwners, in_kernel_words, on_loopback, owner_among, owner_by_diagnosis
 
 HEADER = b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 LINE = (
@@ -144,6 +144,48 @@ def test_arguments_are_in_the_digest_and_not_in_the_name(listener: socket.socket
     found = program(listener, "-c", CALLS)
     assert found is not None
     assert found.name == Path(os.path.realpath(sys.executable)).name
+
+
+@needs_proc
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_the_kernel_and_its_table_name_the_same_owner(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        listening = socket.create_server((address, 0), family=family)
+    except OSError:
+        pytest.skip("there is no IPv6 here")
+    with listening, socket.create_connection(listening.getsockname()[:2]) as app:
+        peer, ours = app.getsockname()[:2], listening.getsockname()[:2]
+        expected = Owner(os.getuid(), os.fstat(app.fileno()).st_ino)
+        with open("/proc/net/tcp6" if ":" in address else "/proc/net/tcp", "rb") as table:
+            assert expected == owner_among(table, in_kernel_words(peer), in_kernel_words(ours))
+        assert owner_by_diagnosis(peer, ours) in (expected, None)  # a sandbox may not answer
+        assert None is owner_by_diagnosis((address, 1), ours), "whoever listens is not who calls"
+    assert None is owner_by_diagnosis(peer, ours)
+
+
+@needs_proc
+def test_a_kernel_that_does_not_answer_is_read_instead(
+    listener: socket.socket, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = program(listener, script)
+    monkeypatch.setattr("sidecar.socket_owner._NETLINK_SOCK_DIAG", 31)  # there is no such protocol
+    assert asked == program(listener, script)
+    assert asked is not None
+
+
+@needs_proc
+def test_a_connection_of_ipv4_from_a_socket_of_ipv6_is_found(listener: socket.socket) -> None:
+    ours = listener.getsockname()
+    try:
+        app = socket.socket(socket.AF_INET6)
+        app.connect(("::ffff:127.0.0.1", ours[1]))
+    except OSError:
+        pytest.skip("there is no IPv6 here")
+    with app:
+        accepted, peer = listener.accept()
+        with accepted:
+            assert None is not SocketOwners().program_at(peer, ours)
 
 
 @needs_proc
