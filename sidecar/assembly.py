@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import logging
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -128,8 +129,23 @@ class Sidecar:
         """For `threading.excepthook`."""
         error = context.exc_value or RuntimeError(str(context.exc_type))
         name = "a thread" if context.thread is None else f"the thread {context.thread.name}"
-        tell = partial(self.proxy.signals.internal_error, "thread", f"{name} ended by a fault", error)
-        self.proxy.loop.call_soon_threadsafe(tell)
+        self._fault_elsewhere("thread", f"{name} ended by a fault", error)
+
+    def unraisable_fault(self, context: sys.UnraisableHookArgs) -> None:
+        """For `sys.unraisablehook`: a finaliser failed, or a callback from C, where nobody can catch it. The object is
+        only named, because keeping it would bring it back to life."""
+        error = context.exc_value or RuntimeError(str(context.exc_type))
+        where = getattr(context.object, "__qualname__", None) or type(context.object).__qualname__
+        component = "loop" if threading.current_thread() is threading.main_thread() else "thread"
+        self._fault_elsewhere(component, f"{context.err_msg or 'a fault that nobody could catch'} ({where})", error)
+
+    def _fault_elsewhere(self, component: str, what: str, error: BaseException) -> None:
+        """Between two things that the loop does, or at once where it has ended."""
+        tell = partial(self.proxy.signals.internal_error, component, what, error)
+        try:
+            self.proxy.loop.call_soon_threadsafe(tell)
+        except RuntimeError:
+            tell()
 
     async def start(self) -> None:
         self.proxy.loop.set_exception_handler(self._loop_fault)

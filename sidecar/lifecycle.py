@@ -73,7 +73,7 @@ async def _live(
     loop = asyncio.get_running_loop()
     stop_asked = asyncio.Event()
     sidecar = Sidecar(loaded, log, environ=os.environ, given=given, takeover=takeover)
-    threading.excepthook = sidecar.thread_fault
+    threading.excepthook, sys.unraisablehook = sidecar.thread_fault, sidecar.unraisable_fault
     if app is None:
         sidecar.on_handed_over = stop_asked.set
     # 1. Hear signals before anyone can read "started" and send one.

@@ -24,6 +24,7 @@ AGREED = {
     *("SidecarRetriesUseless", "SidecarDLQStale", "SidecarDLQNearFull", "SidecarDLQDataLoss"),
     "SidecarStoreNotKeeping",
     "SidecarStoreIncomplete",
+    "SidecarMemoryNearFull",
     *("SidecarTelemetryDropping", "SidecarEventLoopBlocked", "SidecarConfigReloadFailed", "SidecarInternalErrors"),
     *("SidecarOutboxOrderViolated", "SidecarOutboxUndecided", "SidecarOutboxFailed", "SidecarDLQEscalated"),
     "SidecarDown",

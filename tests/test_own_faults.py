@@ -4,6 +4,7 @@ the way out, never as a stack between the lines."""
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -15,8 +16,12 @@ from typing import Any
 
 import pytest
 
+from config.loader import Loaded
+from config.model import Settings
 from sidecar import clock
+from sidecar.assembly import Sidecar
 from sidecar.durable.layers import Durable
+from telemetry.logs import Log
 from telemetry.names import COMPONENTS
 from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.letters import store
@@ -117,6 +122,43 @@ async def test_a_thread_that_ends_by_a_fault_is_counted(
     await asyncio.sleep(0.05)
     assert 1.0 == counted(sidecar, "thread")
     assert ["the thread one of ours ended by a fault"] == told(sidecar)
+
+
+@pytest.mark.parametrize("component", ["loop", "thread"])
+async def test_a_fault_in_a_finaliser_is_counted_and_told_in_one_line(
+    start_sidecar: Starter, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], component: str
+) -> None:
+    sidecar = await start_sidecar()
+    monkeypatch.setattr(sys, "unraisablehook", sidecar.unraisable_fault)
+
+    class Resource:
+        def __del__(self) -> None:
+            raise LookupError("token=canary-in-a-finaliser")
+
+    if component == "loop":
+        Resource()
+    else:
+        await asyncio.to_thread(lambda: (Resource(), None)[1])
+    await asyncio.sleep(0.05)
+    assert 1.0 == counted(sidecar, component)
+    assert "canary" not in sidecar.logged.getvalue()
+    (body,) = told(sidecar)
+    assert "Resource.__del__" in body
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_fault_after_the_loop_has_ended_is_told_all_the_same(tmp_path: Path) -> None:
+    async def make() -> Sidecar:
+        keys = {"listen": {"port": 0}, "admin": {"port": 0}, "state_dir": str(tmp_path / "state")}
+        return Sidecar(Loaded(Settings.model_validate(keys), None, {}, b""), Log(stream))
+
+    stream = io.StringIO()
+    sidecar = asyncio.run(make())
+    thread = threading.Thread(name="one of ours")
+    error = LookupError("late")
+    sidecar.thread_fault(threading.ExceptHookArgs((LookupError, error, None, thread)))
+    sidecar.proxy.signals.writer.flush()
+    assert "the thread one of ours ended by a fault" in stream.getvalue()
 
 
 # ---- standard streams --------------------------------------------------------------------------------------------
