@@ -19,6 +19,10 @@ _MOST_EXPLAINED = 1_000
 _FILES_KEPT = 20
 _MOST_REASONS = 2
 _LONGEST_REASON = 160
+_NO_CALL = (
+    "no call came through the sidecar: the command made none, does not read the proxy variables, or called this "
+    "machine (localhost, 127.0.0.1), which NO_PROXY keeps out"
+)
 _QUIET = frozenset({"first_try", "tunnelled", "deduplicated", "queued"})
 _WORDS = (
     ("recovered", frozenset({"recovered"})),
@@ -33,7 +37,7 @@ def summary(outcomes: Mapping[str, int], sessions: Iterable[Session], signals: S
     """`12 calls, 2 recovered, 1 refused: EGRESS_DENIED: …`. `sessions` are those worth telling, the newest first."""
     calls = sum(outcomes.values())
     if not calls:
-        return "no call came through the sidecar"
+        return _NO_CALL
     told = [f"{calls} call{'' if calls == 1 else 's'}"]
     known = list(sessions)
     for word, meant in _WORDS:

@@ -37,7 +37,7 @@ def test_check_says_that_a_good_file_is_fine(file: Path, capsys: Captured) -> No
     file.write_text("upstreams:\n  a: {hosts: [a.test]}\n  b: {hosts: [b.test]}\n")
     assert 0 == main(["check", "-c", str(file)])
     said = capsys.readouterr()
-    assert f"{file}: fine, 2 upstream(s) configured\n" == said.out
+    assert f"{file}: fine, 2 upstreams configured\n" == said.out
     assert "" == said.err
 
 

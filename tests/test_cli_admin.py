@@ -30,7 +30,7 @@ from sidecar.__main__ import main
 from sidecar.cli.admin import find_address
 from sidecar.cli.parser import parser
 from tests.conftest import Running, Starter, UpstreamStarter
-from tests.doubles.records import exhausted, recovered
+from tests.doubles.records import exhausted, recovered, session
 from tests.doubles.upstream import Talk, Upstream, always, answer
 from tests.test_admin import admin
 
@@ -250,6 +250,33 @@ async def test_a_request_is_found_by_being_the_last_or_by_its_trace(sidecar: Run
     ):
         ended = await ask(sidecar, "explain", *arguments)
         assert (code, "") == (ended.code, ended.out), arguments
+
+
+async def test_the_last_request_may_be_one_that_an_open_breaker_has_refused_again(sidecar: Running) -> None:
+    def refuse(session_id: bytes) -> None:
+        now = sidecar.proxy.loop.time()
+        made = session("breaker_open", status=503, session_id=session_id, code="CIRCUIT_OPEN", upstream="other", at=now)
+        sidecar.proxy.signals.observe(made)
+
+    async def last(*arguments: str) -> str:
+        return str(json.loads((await ask(sidecar, "explain", "--last", *arguments, "--json")).out)["session_id"])
+
+    refuse(b"aa")
+    await asyncio.sleep(0.005)
+    denied = await get(sidecar, "/nowhere")
+    assert denied == await last()
+    await asyncio.sleep(0.005)
+    refuse(b"bb")
+    assert ("bb", "bb", denied) == (await last(), await last("--upstream", "other"), await last("--upstream", "_none"))
+
+
+@pytest.mark.parametrize(
+    ("given", "command"),
+    [("job_718832c9ec4a0a0a", "jobs show"), ("dlq_20261118_213410_c5f12acc", "dlq show"), ("rpl_1a2b", "dlq replays")],
+)
+async def test_an_id_of_something_else_says_who_tells_its_story(sidecar: Running, given: str, command: str) -> None:
+    ended = await ask(sidecar, "explain", given)
+    assert (2, True) == (ended.code, f"`sidecar {command} ID`" in ended.err)
 
 
 async def test_the_version_is_told_to_whoever_asks_as_is_the_custom(sidecar: Running) -> None:

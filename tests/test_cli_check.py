@@ -180,7 +180,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 GOLDEN = """\
-FILE: fine, 1 upstream(s) configured
+FILE: fine, 1 upstream configured
 
 http://api.pay.test/  (HTTP_PROXY, or this Host)
   upstream   payments, because upstreams.payments.hosts[0] is "api.pay.test", which matches every port

@@ -44,6 +44,7 @@ padding:.1em .35em;overflow-wrap:anywhere}
 table{width:100%;border-collapse:collapse;background:var(--card);border:1px solid var(--line);font-size:.92rem}
 th,td{text-align:left;padding:.5rem .75rem;border-top:1px solid var(--line);vertical-align:top}
 th{color:var(--soft);font-weight:500;border-top:0}
+main:has(table){max-width:70rem}td:last-child{min-width:18rem}
 td:first-child{font-family:ui-monospace,SFMono-Regular,Menlo,monospace;font-size:.85rem}
 .wide{overflow-x:auto}
 """.strip()

@@ -10,6 +10,7 @@ import sys
 
 from config.loader import ConfigError, load
 from sidecar.cli.terminal import Terminal
+from telemetry.sentences import counted
 
 _INDENT = 13
 
@@ -29,7 +30,7 @@ def check(chosen: argparse.Namespace) -> int:
         if chosen.json:
             print(json.dumps({"file": str(loaded.path) if loaded.path else None, "upstreams": upstreams}))
         else:
-            print(f"{where}: fine, {upstreams} upstream(s) configured")
+            print(f"{where}: fine, {counted(upstreams, 'upstream')} configured")
         return 0
     from sidecar.cli.standing import as_it_is_now
     from sidecar.cli.whereto import NotAHost, ways_to  # most of the data path, which a plain check does not need
@@ -43,7 +44,7 @@ def check(chosen: argparse.Namespace) -> int:
         print(json.dumps({"items": [dataclasses.asdict(way) for way in ways]}, indent=2))
         return 0
     terminal = Terminal()
-    terminal.line(f"{where}: fine, {upstreams} upstream(s) configured")
+    terminal.line(f"{where}: fine, {counted(upstreams, 'upstream')} configured")
     for way in ways:
         terminal.line(f"\n{terminal.paint(way.url, 'bold')}  ({way.means})")
         for name, text in way.lines():

@@ -16,9 +16,12 @@ from sidecar.cli.listing import MOST, listed, must_be_upstreams, whole_id
 from sidecar.cli.terminal import Terminal, printable
 
 _INDENT = 12
+_MOST_ROWS = 500  # as many as are kept
 _STEP = re.compile(r"( *\+[\d.]+ \w+)(  )(.*)")
 _NOTE = re.compile(r"( {12})(decided by:|what would change it:)(.*)")
 _TRACE = re.compile(r"(?:[0-9a-f]{2}-)?([0-9a-f]{32})(?:-[0-9a-f]{16}-[0-9a-f]{2})?")
+_OTHER_IDS = {"job_": "a job of the outbox", "dlq_": "a dead letter", "rpl_": "a replay"}
+_SHOWN_BY = {"a job of the outbox": "jobs show", "a dead letter": "dlq show", "a replay": "dlq replays"}
 _NOTE_COLOURS = {"decided by:": "dim", "what would change it:": "cyan"}
 
 
@@ -45,13 +48,11 @@ def _meant(admin: Admin, chosen: argparse.Namespace) -> list[str]:
     if len(given) != 1 or (chosen.upstream is not None and not chosen.last):
         raise Failed("say which request: an ID, --last (with or without --upstream NAME), or --trace ID", 2)
     if chosen.id is not None:
+        if (kind := _OTHER_IDS.get(chosen.id[:4])) is not None:
+            raise Failed(f"{chosen.id[:80]!r} is {kind}: what happened to it tells `sidecar {_SHOWN_BY[kind]} ID`", 2)
         return [whole_id(admin, "session", chosen.id)]
     if chosen.last:
-        found = admin.get("/sessions", limit=1, upstream=chosen.upstream)["items"]
-        if not found:
-            must_be_upstreams(admin, chosen.upstream)
-            raise NotThere("no request is known: kept are those that were retried, failed, refused or slow")
-        return [found[0]["session_id"]]
+        return [_last(admin, chosen.upstream)]
     trace = _TRACE.fullmatch(chosen.trace.strip().lower())
     if trace is None:
         raise Failed(f"--trace {chosen.trace[:80]!r}: write the 32 hex digits of a trace, or a whole traceparent", 2)
@@ -59,6 +60,20 @@ def _meant(admin: Admin, chosen: argparse.Namespace) -> list[str]:
     if not known:
         raise NotThere(f"no request of trace {trace[1]} is known; healthy ones are not kept, see `sidecar sessions`")
     return [session["session_id"] for session in reversed(known)]
+
+
+def _last(admin: Admin, upstream: str | None) -> str:
+    """The one that ended last. What an open breaker refuses is listed by the first of its row: the last may be later
+    than everything else."""
+    newest = admin.get("/sessions", limit=1, upstream=upstream)["items"]
+    if not newest:
+        must_be_upstreams(admin, upstream)
+        raise NotThere("no request is known: kept are those that were retried, failed, refused or slow")
+    refused = admin.get("/sessions", limit=_MOST_ROWS, upstream=upstream, outcome="breaker_open")["items"]
+    rows = [one["refusals"] for one in refused if one["refusals"] is not None]
+    ends = [(newest[0]["end_time"], newest[0]["session_id"])]
+    ends += [(row["last_at"], row["last_session_id"]) for row in rows]
+    return str(max(ends, key=lambda end: end[0])[1])
 
 
 def _tell(terminal: Terminal, text: str) -> None:

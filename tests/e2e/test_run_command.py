@@ -338,7 +338,8 @@ async def test_the_end_says_how_the_calls_went_and_where_each_is_explained(
 
 async def test_a_command_that_calls_nobody_is_told_so(tmp_path: Path) -> None:
     ran = await sidecar_run(tmp_path, "--", "true")
-    assert (0, "sidecar: no call came through the sidecar") == (ran.code, ran.err.splitlines()[-1])
+    assert 0 == ran.code
+    assert ran.err.splitlines()[-1].startswith("sidecar: no call came through the sidecar: ")
 
 
 async def test_two_commands_in_one_folder_have_a_state_each(tmp_path: Path) -> None:
