@@ -16,6 +16,7 @@ from tests.doubles.prometheus import promtool
 from tests.doubles.upstream import always, answer
 from tests.test_dashboards_names import EVERY_RULE, FOLDER, panel_expressions
 
+CASES = sorted(FOLDER.glob("rules*.test.yml"))
 ALERTS = [rule["alert"] for rule in EVERY_RULE if "alert" in rule]
 # The names of OBSERVABILITY, «Alerts».
 AGREED = {
@@ -89,12 +90,12 @@ def test_no_variable_of_grafana_is_left_in_a_filled_expression() -> None:
 
 @pytest.mark.timeout(300)  # days of history, minute by minute
 def test_every_alert_fires_and_keeps_silent_as_written_down() -> None:
-    done = promtool("test", "rules", FOLDER / "rules.test.yml")
+    done = promtool("test", "rules", *CASES)
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
 def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
-    cases = yaml.safe_load((FOLDER / "rules.test.yml").read_text(encoding="utf-8"))["tests"]
+    cases = [case for file in CASES for case in yaml.safe_load(file.read_text(encoding="utf-8"))["tests"]]
     fires, silent = set(), set()
     for case in cases:
         [check] = case["promql_expr_test"]
