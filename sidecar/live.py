@@ -78,7 +78,7 @@ class LiveFacts:
             waiting=waiting,
             size=stats.bytes,
             capacity=durable.letters.settings.max_bytes,
-            disk_free=stats.disk_free,
+            disk_free=stats.disk_free or 0,
         )
 
     def incomplete(self) -> bool:

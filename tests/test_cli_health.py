@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 from pathlib import Path
 from unittest.mock import patch
 
@@ -43,6 +45,21 @@ async def test_one_whose_new_configuration_was_refused_is_ready_and_the_reason_i
     ended = await here("health", "--admin", "http://127.0.0.1:{1}".format(*sidecar.admin_address))
     assert (0, "ready\n") == (ended.code, ended.out)
     assert "sidecar health: runs on an earlier configuration: s.yaml:1: listn: unknown key\n" == ended.err
+
+
+async def test_what_is_wrong_with_its_store_is_told_with_what_to_do(start_sidecar: Starter, tmp_path: Path) -> None:
+    sidecar = await start_sidecar(state_dir=str(tmp_path / "state"), dead_letter={"min_free_bytes": 2**60})
+    await (await sidecar.proxy.kept.open()).listing.refresh()
+    address = "http://127.0.0.1:{1}".format(*sidecar.admin_address)
+    full = await here("health", "--admin", address)
+    assert (0, "ready\n") == (full.code, full.out)
+    assert "the store is degraded: " in full.err
+    shutil.rmtree(tmp_path / "state", ignore_errors=True)
+    async with asyncio.timeout(5):
+        while (gone := await here("health", "--admin", address)).code == 0:
+            await asyncio.sleep(0.05)
+    assert "not ready: gone: " in gone.err
+    assert "put the same files back" in gone.err
 
 
 async def test_nothing_there_is_not_healthy() -> None:

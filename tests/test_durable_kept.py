@@ -11,6 +11,7 @@ import pytest
 from sidecar.assembly import CannotStart
 from sidecar.durable.trouble import Trouble
 from tests.conftest import Running, Starter
+from tests.test_admin import admin
 
 
 async def metrics_of(sidecar: Running) -> str:
@@ -113,3 +114,18 @@ async def test_a_state_dir_that_will_not_last_is_warned_about(
     monkeypatch.setattr("sidecar.durable.kept.volatile_file_system", lambda path: "tmpfs")
     sidecar = await start_sidecar()
     assert "mount a volume there" in sidecar.logged.getvalue()
+
+
+@pytest.mark.parametrize("limit", [{"min_free_bytes": 2**60}, {"max_bytes": 1000}])
+async def test_a_store_without_room_for_one_more_says_so(
+    start_sidecar: Starter, tmp_path: Path, limit: dict[str, int]
+) -> None:
+    sidecar = await start_sidecar(state_dir=str(tmp_path / "state"))
+    durable = await sidecar.proxy.kept.open()
+    await durable.listing.refresh()
+    assert {"status": "ready"} == await ready(sidecar)
+    durable.letters.settings = durable.letters.settings.model_copy(update=limit)
+    told = await ready(sidecar)
+    assert ("ready", True) == (told["status"], f"`dead_letter.{next(iter(limit))}`" in told["store"])
+    assert told["store"].startswith("degraded: ")
+    assert "\nsidecar_store_keeps 0\n" in (await admin(sidecar, "/metrics")).body.decode()

@@ -98,7 +98,7 @@ def _list(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int:
     if chosen.json:
         terminal.line(json.dumps(found.as_json(), indent=2))
     elif not found.items:
-        terminal.line("No such dead letters." if which(chosen) else "No dead letters: nothing has finally failed.")
+        terminal.line("No such dead letters." if which(chosen) else "No dead letters are kept here.")
     else:
         tell(terminal, found, _COLUMNS, list(map(_row, found.items)))
     return 0

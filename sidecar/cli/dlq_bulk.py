@@ -25,7 +25,7 @@ def groups(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int:
         terminal.line(json.dumps(found, indent=2))
         return 0
     if not found["items"]:
-        terminal.line("No such dead letters." if which(chosen) else "No dead letters: nothing has finally failed.")
+        terminal.line("No such dead letters." if which(chosen) else "No dead letters are kept here.")
         return 0
     words = list(found["items"][0]["group"])
     columns = (

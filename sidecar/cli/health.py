@@ -32,9 +32,11 @@ def health(chosen: argparse.Namespace) -> int:
     elif status == 200 and told.get("status") == "ready":
         shown = ("ready", "ready")
     elif "reason" in told:
-        raise Failed(f"not ready: {told['reason']}")
+        raise Failed(f"not ready: {told.get('store') or told['reason']}")
     else:
         raise Failed(f"what answers at {address.url} ({address.named_by}) is not a sidecar: it says {status}")
+    if isinstance(told.get("store"), str):
+        print(f"sidecar health: the store is {told['store']}", file=sys.stderr)
     configuration = told.get("configuration")
     if isinstance(configuration, dict) and configuration.get("refused"):
         print(f"sidecar health: runs on an earlier configuration: {configuration['refused']}", file=sys.stderr)

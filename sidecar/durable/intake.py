@@ -28,6 +28,9 @@ from telemetry.redact import Redactor
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate", "b3", "x-request-id", "x-correlation-id"})
 _OVERWRITES = frozenset({"PUT", "DELETE"})
 
+LEAST = 4_000
+"""Bytes that an entry takes on disk, whatever is in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prints:
@@ -74,7 +77,7 @@ class Prepared:
     @property
     def grows(self) -> int:
         inline = len(self.body) if isinstance(self.body, bytes) else 0
-        return 4_000 + len(self.head) + inline + len(self.answer or b"")
+        return LEAST + len(self.head) + inline + len(self.answer or b"")
 
 
 def prepare(

@@ -265,7 +265,7 @@ class Kept:
         """Why nothing is kept at the moment; None while all is well."""
         if self.durable is not None:
             health = self.durable.store.health
-            return None if health.ok else health.reason
+            return self.durable.listing.full() if health.ok else health.reason
         return None if self._failure is None else str(self._failure)
 
     @property

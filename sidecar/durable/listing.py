@@ -17,6 +17,7 @@ from sidecar.durable import rows
 from sidecar.durable.deadletter import DeadLetters
 from sidecar.durable.entry import Entry
 from sidecar.durable.filters import LARGEST_PAGE, Filter, mark_of, match_of, read_cursor, write_cursor
+from sidecar.durable.intake import LEAST
 from sidecar.durable.schema import SEQ_SHIFT
 from sidecar.durable.trouble import BadInput, Damaged
 from sidecar.durable.workflow import STATUSES, WAITING
@@ -48,7 +49,8 @@ class Stats:
     groups: list[Group] = field(default_factory=list)
     oldest: dict[str, float] = field(default_factory=dict)
     """Upstream → when its oldest waiting entry was made."""
-    disk_free: int = 0
+    disk_free: int | None = None
+    """Not looked at so far: None."""
     deliveries_bytes: int = 0
     """What the outbox takes of the same budget."""
 
@@ -132,6 +134,21 @@ class Listing:
         self._letters.waiting |= set(stats.waiting)
         self.stats = stats
         return stats
+
+    def full(self) -> str | None:
+        """Why nothing more fits, as of the last refresh; None while something does."""
+        stats, settings = self.stats, self._letters.settings
+        if stats.disk_free is not None and stats.disk_free - settings.min_free_bytes < LEAST:
+            return (
+                f"{stats.disk_free} bytes are free on the disk below {self._letters.store.directory}, and "
+                f"`dead_letter.min_free_bytes` leaves {settings.min_free_bytes} alone; make room, or lower that limit"
+            )
+        if stats.bytes + LEAST > settings.max_bytes:
+            return (
+                f"dead letters and deliveries take {stats.bytes} bytes, and `dead_letter.max_bytes` is "
+                f"{settings.max_bytes}; replay or discard entries, let the outbox drain, or raise the limit"
+            )
+        return None
 
 
 # ---- walking ---------------------------------------------------------------------------------------------------
