@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,14 @@ async def test_what_is_missing_is_said_until_somebody_answers_for_it(
     found = json.loads((await ask(second, "dlq", "verify", "--json")).out)
     assert ([], 0) == (found["missing"], found["unclaimed"]["files"])
     assert "a disk was swapped" in (await ask(second, "audit")).out
+
+
+async def test_a_store_whose_files_are_gone_is_said_to_be_gone(sidecar: Running, upstream: Upstream) -> None:
+    await keep(sidecar, upstream)
+    shutil.rmtree(sidecar.proxy.settings.state_dir, ignore_errors=True)
+    assert sidecar.proxy.kept.durable is not None
+    async with asyncio.timeout(5):
+        while not sidecar.proxy.kept.gone:
+            await asyncio.sleep(0.02)
+    ended = await ask(sidecar, "dlq", "verify")
+    assert (1, True) == (ended.code, "was removed while the sidecar runs" in ended.err)

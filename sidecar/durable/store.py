@@ -235,7 +235,10 @@ class Store:
         """What is wrong with the structure of the file, however long the look takes; None if nothing is."""
 
         def work() -> str | None:
-            connection = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)
+            try:
+                connection = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)
+            except sqlite3.Error as error:
+                raise Trouble(self.health.reason or f"{self.path} cannot be read: {error}") from error
             connection.set_progress_handler(lambda: self._closed, 50_000)  # do not hold up the end
             try:
                 return check(connection)
