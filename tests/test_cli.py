@@ -141,6 +141,13 @@ def test_a_misspelled_word_is_told_with_the_one_that_was_meant(
     assert f'did you mean "{meant}"?' in capsys.readouterr().err
 
 
+def test_an_option_of_other_commands_is_not_suggested_for_itself(capsys: Captured) -> None:
+    with pytest.raises(SystemExit):
+        main(["dlq", "discard", "--limit", "5", "--reason", "x"])
+    told = capsys.readouterr().err
+    assert ("did you mean" in told, "other commands have that" in told) == (False, True)
+
+
 def test_every_command_that_tells_something_tells_it_to_programs_too() -> None:
     without = {place.path for place in places(parser(), "sidecar") if not place.commands} - {
         place.path for place in places(parser(), "sidecar") for option in place.options if "--json" in option.flags

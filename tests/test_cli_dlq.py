@@ -51,7 +51,7 @@ def told(ended: Ended) -> str:
 
 
 async def test_dead_letters_are_a_table_and_json(sidecar: Running, upstream: Upstream) -> None:
-    assert "No dead letters: nothing has finally failed.\n" == (await ask(sidecar, "dlq", "list")).out
+    assert "No dead letters are kept here.\n" == (await ask(sidecar, "dlq", "list")).out
     safe = await keep(sidecar, upstream, 1)
     unsafe = await keep(sidecar, upstream, 2, **UNANSWERED)
     listed = await run("dlq", "list", SIDECAR_ADMIN=url(sidecar))
@@ -406,8 +406,12 @@ async def test_jobs_are_listed_shown_and_resolved(sidecar: Running, upstream: Up
     assert "ann@mail.test" in shown.out
     resolve = ("jobs", "resolve", job["job_id"], str(number))
     assert 2 == (await ask(sidecar, *resolve, "--reason", "x")).code
-    done = await ask(sidecar, *resolve, "--delivered", "--notification-id", "m7", "--reason", "in their list")
+    another = await ask(sidecar, *resolve[:3], "99", "--delivered", "--reason", "x")
+    assert (1, True) == (another.code, f"`sidecar jobs show {job['job_id']}` tells theirs" in another.err)
+    done = await ask(sidecar, *resolve[:3], "--delivered", "--notification-id", "m7", "--reason", "in their list")
     assert "m7" in told(done)
+    again = await ask(sidecar, *resolve[:3], "--delivered", "--reason", "x")
+    assert (1, True) == (again.code, f"say which delivery of {job['job_id']}: {number} is sent" in again.err)
     listed = json.loads((await ask(sidecar, "jobs", "list", "--json", "--limit", "1")).out)
     assert [job["job_id"]] == [item["job_id"] for item in listed["items"]]
     assert 1 == (await ask(sidecar, "jobs", "show", "job_x")).code

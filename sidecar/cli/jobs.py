@@ -8,7 +8,7 @@ import os
 from typing import Any
 from urllib.parse import quote
 
-from sidecar.cli.admin import Admin, connect, telling_failures
+from sidecar.cli.admin import Admin, Failed, connect, telling_failures
 from sidecar.cli.dlq import time_of
 from sidecar.cli.listing import listed, tell, whole_id
 from sidecar.cli.table import Cell, Column, Table, when
@@ -48,13 +48,24 @@ def jobs(chosen: argparse.Namespace) -> int:
     elif chosen.action == "result":
         _show_results(terminal, admin.get(f"{_path(chosen.id)}/result"), as_json=chosen.json)
     elif chosen.action == "resolve":
-        found = {"delivery": chosen.delivery, "delivered": chosen.delivered, "reason": chosen.reason}
+        delivery = _undecided(admin, chosen.id) if chosen.delivery is None else chosen.delivery
+        found = {"delivery": delivery, "delivered": chosen.delivered, "reason": chosen.reason}
         if chosen.notification_id is not None:
             found["notification_id"] = chosen.notification_id
         _tell(terminal, admin.post(f"{_path(chosen.id)}/resolve", found), as_json=chosen.json)
     else:
         _list(admin, terminal, chosen)
     return 0
+
+
+def _undecided(admin: Admin, job_id: str) -> int:
+    """The only delivery of the job that waits for a decision."""
+    states = {int(one["delivery_id"]): one["state"] for one in admin.get(_path(job_id))["deliveries"]}
+    unknown = [number for number, state in states.items() if state == "unknown"]
+    if len(unknown) == 1:
+        return unknown[0]
+    told = ", ".join(f"{number} is {state}" for number, state in states.items())
+    raise Failed(f"say which delivery of {job_id}: {told}")
 
 
 def _path(job_id: str) -> str:

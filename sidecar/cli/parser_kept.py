@@ -243,7 +243,10 @@ def add_jobs(commands: Any, talking: Talking) -> None:
     talking(result, default=argparse.SUPPRESS)
     resolve = _action(actions, "resolve", "say whether the provider has a delivery whose fate is unknown")
     resolve.add_argument("id", metavar="JOB", help="a job, job_…")
-    resolve.add_argument("delivery", metavar="DELIVERY", type=_count, help="its number, from `sidecar jobs show`")
+    resolve.add_argument(
+        "delivery", metavar="DELIVERY", type=_count, nargs="?",
+        help="its number, from `sidecar jobs show` (default: the one that is unknown)",
+    )  # fmt: skip
     found = resolve.add_mutually_exclusive_group(required=True)
     found.add_argument("--delivered", action="store_true", help="the provider has it")
     found.add_argument("--not-delivered", action="store_true", help="it has not, send it again")

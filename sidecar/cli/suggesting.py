@@ -24,6 +24,8 @@ class SuggestingParser(argparse.ArgumentParser):
         elif unknown is not None:
             near = get_close_matches(unknown[1], sorted(set(_flags(self))), n=1)
         hint = f'; did you mean "{near[0]}"?' if near else ""
+        if unknown is not None and near == [unknown[1]]:
+            hint = "; other commands have that, this one does not: see its --help"
         super().error(f"{message}{hint}")
 
 

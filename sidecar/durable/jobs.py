@@ -322,7 +322,9 @@ class Jobs:
         def work(connection: sqlite3.Connection) -> None:
             row = next((row for row in outbox_rows.of_job(connection, job_id) if row.id == delivery), None)
             if row is None:
-                raise NoSuchThing(f"job {job_id[:80]!r} has no delivery {delivery}", "look at it with `sidecar jobs`")
+                raise NoSuchThing(
+                    f"job {job_id[:80]!r} has no delivery {delivery}", f"`sidecar jobs show {job_id[:80]}` tells theirs"
+                )
             if row.state not in ("unknown", "failed"):
                 raise NotNow(f"delivery {delivery} is {row.state}", "only unknown and failed ones are resolved by hand")
             now, note = self._outbox.now(), f"{by}: {reason}"[:_LONGEST]
