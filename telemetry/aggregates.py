@@ -1,7 +1,8 @@
 """S1's RetryMetrics with S2's hours: what happened in the last minutes and hours, exactly.
 
 Law: a session counts in the minute in which it ended. Minutes are kept for an hour, hours for a day; a finished minute
-is folded into its hour. A healthy session costs three additions. Runs on the event loop's thread; told the time.
+is folded into its hour. A healthy session costs three additions. When the wall clock is set, everything stays as long
+ago as it was, and is shown by the clock as it is now. Runs on the event loop's thread; told the time.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ class Aggregates:
     """`wall(monotonic)` is wall time; `subsystems` names the subsystem of an upstream that is not its own."""
 
     def __init__(self, wall: Callable[[float], float], subsystems: Mapping[str, str] | None = None) -> None:
+        self._wall = wall
         self._offset = wall(0.0)
         self.subsystems: Mapping[str, str] = subsystems or {}
         self._minutes: dict[int, Cells] = {}
@@ -135,6 +137,7 @@ class Aggregates:
 
     def _observe_elsewhere(self, session: Session) -> None:
         """The first of a new minute, or one that was late."""
+        self._follow()
         minute = int((session.ended + self._offset) // 60)
         if minute > self._minute:
             self._turn(minute)
@@ -161,11 +164,27 @@ class Aggregates:
         for old in [h for h in self._hours if h <= minute // 60 - HOURS]:
             del self._hours[old]
 
+    def _follow(self) -> None:
+        """The wall clock may have been set: then what was counted before is as long ago as it was, to the nearest
+        minute, and hour."""
+        offset = self._wall(0.0)
+        by, self._offset = offset - self._offset, offset
+        if self._minute < 0:
+            return
+        minutes, hours = round(by / 60), round(by / 3600)
+        if minutes:
+            self._minute += minutes
+            self._minutes = {minute + minutes: cells for minute, cells in self._minutes.items()}
+            self._hours = {hour + hours: cells for hour, cells in self._hours.items()}
+        self._begin = self._minute * 60 - offset
+        self._end = self._begin + 60
+
     # ---- read ----------------------------------------------------------------------------------------------------
 
     def retry_metrics(self, window: float, now: float) -> dict[str, Any]:
         """RetryMetrics of the last `window` seconds; `now` is monotonic. Up to an hour by minutes, else by hours; the
         current, unfinished one is included, and the answer says which span it covers."""
+        self._follow()
         first, cells = self._spans(window, now)
         total = Cell()
         by_policy: dict[str, Cell] = {}
@@ -209,6 +228,7 @@ class Aggregates:
         size = 60 if window <= MINUTES * 60 else 3600
         if step < size or step % size:
             raise ValueError(f"step: must be a multiple of {size} seconds for a window of {window:g} seconds")
+        self._follow()
         first, _ = self._spans(window, now)
         last = int((now + self._offset) // size)
         points = []

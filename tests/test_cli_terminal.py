@@ -14,8 +14,10 @@ from typing import TextIO
 
 import pytest
 
+from sidecar import clock
 from sidecar.cli.table import Cell, Column, Table, request_shortened, when
 from sidecar.cli.terminal import Terminal, printable
+from telemetry.timestamps import rfc3339
 
 COLUMNS = (
     Column("ID"),
@@ -29,10 +31,12 @@ ROWS = [
 ]
 
 
-def shown(width: int | None, *, growing: bool = False, rows: list[list[Cell]] = ROWS) -> list[str]:
+def shown(
+    width: int | None, *, growing: bool = False, rows: list[list[Cell]] = ROWS, columns: tuple[Column, ...] = COLUMNS
+) -> list[str]:
     stream = io.StringIO()
     terminal = Terminal(stream, {} if width is None else {"COLUMNS": str(width)})
-    table = Table(terminal, COLUMNS, rows, growing=growing)
+    table = Table(terminal, columns, rows, growing=growing)
     table.head()
     table.show(rows)
     return stream.getvalue().splitlines()
@@ -146,6 +150,15 @@ def test_what_can_be_said_briefly_is_before_anything_is_left_out() -> None:
         table = Table(Terminal(stream, {"COLUMNS": str(width)}), columns, rows)
         table.show(rows)
         assert [*cells, "r" * 30] == stream.getvalue().split()
+
+
+def test_where_there_is_room_a_time_says_how_far_away_it_is_but_not_in_a_table_that_goes_on() -> None:
+    then = rfc3339(clock.wall() - 125)
+    columns, rows = (Column("TIME (UTC)", brief="UTC"), Column("ID")), [[when(then), Cell("a")]]
+    assert "2 min ago  a" in shown(40, columns=columns, rows=rows)[1]
+    assert f"{then[5:10]} {then[11:19]}  a" == shown(24, columns=columns, rows=rows)[1]
+    assert "ago" not in shown(40, columns=columns, rows=rows, growing=True)[1]
+    assert "in 9 min" in str(when(rfc3339(clock.wall() + 545)).amply)
 
 
 def test_a_time_of_today_is_briefly_the_clock_alone() -> None:

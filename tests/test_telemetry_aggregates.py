@@ -223,3 +223,37 @@ def test_every_series_can_be_asked_for() -> None:
 def test_a_series_that_cannot_be_had_says_what_can(metric: str, window: int, step: int, told_of: str) -> None:
     with pytest.raises(ValueError, match=told_of):
         aggregates().timeseries(metric, window, step, NOW)
+
+
+# ---- the wall clock is set ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", [-5_184_000.0, -3_600.0, -20.0, 0.0, 20.0, 1_800.0, 5_184_000.0])
+@pytest.mark.parametrize("asked_between", [False, True])
+def test_after_a_step_of_the_wall_clock_everything_is_as_long_ago_as_it_was(by: float, asked_between: bool) -> None:
+    step = 0.0
+    counted = Aggregates(lambda moment: wall(moment) + step)
+    for _ in range(3):
+        counted.observe(ended(exhausted(), NOW - 600))
+    counted.observe(ended(recovered(), NOW - 1))
+    step = by
+    if asked_between:
+        assert 4 == counted.retry_metrics(3600, NOW)["total_sessions"]
+    counted.observe(ended(healthy(), NOW + 0.5))
+    for window in (3600, 86_400):
+        shown = counted.retry_metrics(window, NOW + 1)
+        assert (5, 3) == (shown["total_sessions"], shown["failed_sessions"])
+        assert rfc3339(wall(NOW + 1) + by) == shown["time_window_end"]
+    series = counted.timeseries("failures", 3600, 60, NOW + 1)
+    assert 3 == sum(point["value"] for point in series[-13:-8]), "ten minutes ago, to the minute"
+    assert 5 == counted.retry_metrics(3600, NOW + 2940)["total_sessions"]
+    assert 2 == counted.retry_metrics(3600, NOW + 3300)["total_sessions"], "they leave the hour when theirs is over"
+
+
+def test_the_clock_may_be_set_before_anything_has_happened() -> None:
+    step = 0.0
+    counted = Aggregates(lambda moment: wall(moment) + step)
+    step = -86_400.0
+    assert 0 == counted.retry_metrics(3600, NOW)["total_sessions"]
+    counted.observe(ended(healthy(), NOW))
+    assert 1 == counted.retry_metrics(3600, NOW)["total_sessions"]

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from sidecar.cli.terminal import Terminal, printable
+from sidecar.cli.whenever import distance
 
 _GAP = 2
 _LEAST = 8
@@ -36,11 +37,13 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What stands in a row. `brief` says the same in fewer letters, for where room is short."""
+    """What stands in a row. `brief` says the same in fewer letters, for where room is short, `amply` in more, for where
+    there is plenty."""
 
     text: str
     colour: str | None = None
     brief: str | None = None
+    amply: str | None = None
 
 
 class Table:
@@ -52,6 +55,7 @@ class Table:
         self._terminal = terminal
         self._columns = columns
         self._briefly: set[int] = set()
+        self._amply = False
         self._widths: list[int | None] = [
             max(len(column.title), column.least * growing, *(len(printable(row[index].text)) for row in rows))
             for index, column in enumerate(columns)
@@ -81,11 +85,15 @@ class Table:
         self._terminal.line("".join(parts).rstrip())
 
     def _said(self, index: int, cell: Cell) -> str:
+        if self._amply and cell.amply is not None:
+            return cell.amply
         return cell.brief if index in self._briefly and cell.brief is not None else cell.text
 
     def _fit(self, room: int, rows: Sequence[Sequence[Cell]], *, growing: bool) -> None:
         """Say briefly what can be, leave out what cannot be fitted even at its narrowest, then take the excess from
         the widest."""
+        if self._fits_amply(room, rows, growing=growing):
+            return
         if self._total(self._width) > room:
             for index, column in enumerate(self._columns):
                 if column.brief:
@@ -107,6 +115,17 @@ class Table:
                 return
             widest = max(flexible, key=self._width)
             self._widths[widest] = self._width(widest) - 1
+
+    def _fits_amply(self, room: int, rows: Sequence[Sequence[Cell]], *, growing: bool) -> bool:
+        """What is said amply is true now, and not of a table that goes on for hours."""
+        widths, self._amply = self._widths, not growing
+        self._widths = [
+            max(width or 0, *(len(printable(self._said(index, row[index]))) for row in rows), 0)
+            for index, width in enumerate(widths)
+        ]
+        if growing or self._total(self._width) > room:
+            self._widths, self._amply = widths, False
+        return self._amply
 
     def _width(self, index: int) -> int:
         return self._widths[index] or 0
@@ -138,9 +157,10 @@ def request_shortened(text: str, width: int) -> str:
 
 
 def when(timestamp: str | None) -> Cell:
-    """A time: the day and the clock, briefly the clock alone if it was today."""
+    """A time: the day and the clock, briefly the clock alone if it was today, amply with how long ago it is."""
     if timestamp is None:
         return Cell("-", "dim", "-")
     day, clock = timestamp[5:10], timestamp[11:19]
     today = timestamp[:10] == datetime.now(UTC).date().isoformat()
-    return Cell(f"{day} {clock}", "dim", clock if today else f"{day} {clock[:5]}")
+    told = f"{day} {clock}"
+    return Cell(told, "dim", clock if today else f"{day} {clock[:5]}", f"{told}, {distance(timestamp)}")

@@ -21,6 +21,12 @@ def left(timestamp: str, now: float | None = None) -> str:
     return f"{_counted(seconds)} left" if seconds >= 1 else "ending"
 
 
+def distance(timestamp: str, now: float | None = None) -> str:
+    """The same of either: `3 h ago`, `in 9 min`."""
+    seconds = round(-_since(timestamp, now))
+    return ago(timestamp, now) if seconds < 1 else f"in {_counted(seconds)}"
+
+
 def _since(timestamp: str, now: float | None) -> float:
     moment = datetime.fromisoformat(timestamp)
     at = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
