@@ -119,7 +119,7 @@ async def _accompany(sidecar: Sidecar, app: App, inherited: Inherited) -> int:
         code = await child.ended()
     except CannotRun as why:
         sidecar.log.error("sidecar.cannot_run", str(why))
-        code = why.code
+        return why.code
     finally:
         for number in PASSED_ON:
             loop.remove_signal_handler(number)

@@ -36,7 +36,8 @@ _WORDS = (
 def summary(outcomes: Mapping[str, int], sessions: Iterable[Session], signals: Signals) -> str:
     """`12 calls, 2 recovered, 1 refused: EGRESS_DENIED: …`. `sessions` are those worth telling, the newest first."""
     calls = sum(outcomes.values())
-    if not calls:
+    refused = signals.metrics.demotions.total()
+    if not calls and not refused:
         return _NO_CALL
     told = [f"{calls} call{'' if calls == 1 else 's'}"]
     known = list(sessions)
@@ -44,6 +45,11 @@ def summary(outcomes: Mapping[str, int], sessions: Iterable[Session], signals: S
         count = sum(outcomes.get(outcome, 0) for outcome in meant)
         if count:
             told.append(f"{count} {word}{_reasons(meant, known, signals) if word != 'recovered' else ''}")
+    if refused:
+        clients = "a client" if refused == 1 else f"{refused} clients"
+        told.append(
+            f"{clients} refused our certificate, whose calls pass unopened (the log says which, and what to do)"
+        )
     return ", ".join(told) if len(told) > 1 else f"{told[0]}, nothing to explain"
 
 

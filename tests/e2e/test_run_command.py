@@ -97,6 +97,7 @@ async def test_without_interception_trust_stays_as_it_is(tmp_path: Path) -> None
 async def test_the_exit_code_is_the_commands(tmp_path: Path, command: tuple[str, ...], code: int) -> None:
     ran = await sidecar_run(tmp_path, "--", *command)
     assert code == ran.code, ran.err
+    assert (code not in (126, 127)) == ("no call came through" in ran.err)  # what never ran need not be told of
 
 
 async def test_nothing_behind_the_dashes_is_wrong_use(tmp_path: Path) -> None:
@@ -334,6 +335,17 @@ async def test_the_end_says_how_the_calls_went_and_where_each_is_explained(
     text = explained.read_text()
     assert text.index("/flaky") < text.index("api.test:9443")
     assert 0o600 == explained.stat().st_mode & 0o777
+
+
+async def test_a_command_that_refuses_the_certificate_is_told_so(tmp_path: Path) -> None:
+    refusing = (
+        "import ssl, urllib.request, os; os.environ.pop('SSL_CERT_FILE'); urllib.request.urlopen('https://api.test')"
+    )
+    ran = await sidecar_run(tmp_path, "--intercept", "api.test", "--", PYTHON, "-c", refusing)
+    assert (1, True) == (
+        ran.code,
+        "0 calls, a client refused our certificate, whose calls pass unopened" in ran.err.splitlines()[-1],
+    )
 
 
 async def test_a_command_that_calls_nobody_is_told_so(tmp_path: Path) -> None:
