@@ -42,6 +42,7 @@ class Downstream(RequestReader):
         "_deaf",
         "_early",
         "_exchange",
+        "_heard",
         "_holding",
         "_linger_until",
         "_resume_upstream",
@@ -70,6 +71,7 @@ class Downstream(RequestReader):
         self._waiting = deque()
         self._unparsed = b""
         self._early = b""
+        self._heard: asyncio.Future[None] | None = None  # `early` waits for more
         self._switched = False  # what follows belongs to a tunnel
         self._deaf = False  # what follows is thrown away
         self._holding = False  # the app is not read from
@@ -164,6 +166,8 @@ class Downstream(RequestReader):
             if self._switched:
                 self._early += self._unparsed
                 self._unparsed = b""
+                if self._heard is not None and not self._heard.done():
+                    self._heard.set_result(None)
                 break
             # What looks like one request may be hundreds, so only a body is taken in large pieces.
             size = _PIECE if self._body is None else _BODY_PIECE
@@ -406,6 +410,16 @@ class Downstream(RequestReader):
         """End the connection whatever it is doing."""
         if self.transport is not None:
             self.transport.abort()
+
+    async def early(self, enough: Callable[[bytes], bool]) -> bytes:
+        """What comes behind a CONNECT that was answered before anybody takes it over, as soon as it is enough."""
+        while not enough(self._early) and len(self._early) <= _MOST_EARLY_BYTES:
+            self._heard = self._loop.create_future()
+            try:
+                await self._heard
+            finally:
+                self._heard = None
+        return self._early
 
     # ---- takeover --------------------------------------------------------------------------------------------
 

@@ -85,13 +85,14 @@ class Interception:
             return None
         return directory.configured[name]
 
-    async def look_at(
-        self, request: Request, origin: Origin, upstream: UpstreamState, app: asyncio.Transport | None
-    ) -> None:
-        """Raises Intercepted if this CONNECT is to be opened; otherwise it becomes a tunnel."""
+    async def client_of(self, request: Request, origin: Origin, app: asyncio.Transport | None) -> Client:
+        """Who asks for this CONNECT."""
         agent = (request.value(b"user-agent") or b"").decode("latin-1")[:_LONGEST_AGENT]
         peer = app.get_extra_info("peername") if app is not None else None
-        client = Client(origin.label, peer[0] if peer else "", agent, await self._program_at(app))
+        return Client(origin.label, peer[0] if peer else "", agent, await self._program_at(app))
+
+    def look_at(self, client: Client, origin: Origin, upstream: UpstreamState) -> None:
+        """Raises Intercepted if this CONNECT is to be opened; otherwise it becomes a tunnel."""
         if self.demotions.demoted(client, clock.monotonic()):
             return
         from sidecar.authority import NoAuthority
@@ -123,8 +124,8 @@ class Interception:
         own, other = (called, int(ours[1])), (caller, int(peer[1]))
         return await self._proxy.loop.run_in_executor(self._thread, self._owners.program_at, other, own)
 
-    def take(self, transport: asyncio.Transport, tail: bytes, taken: Intercepted) -> None:
-        """Say 200 and begin TLS."""
+    def take(self, transport: asyncio.Transport, tail: bytes, taken: Intercepted, *, granted: bool) -> None:
+        """Say 200, if it was not granted before, and begin TLS."""
         from sidecar.secured import Secured
 
         client, label = taken.client, taken.upstream.label
@@ -145,7 +146,8 @@ class Interception:
         listener = self._proxy.listener
         assert listener is not None
         secured = Secured(listener, taken.origin, used, left_unused)
-        transport.write(b"HTTP/1.1 200 Connection established\r\n%b\r\n" % taken.upstream.answer_lines)
+        if not granted:
+            transport.write(b"HTTP/1.1 200 Connection established\r\n%b\r\n" % taken.upstream.answer_lines)
         self._proxy.handshakes.begin(transport, tail, taken.context, secured, failed)
 
     def _demoted(self, client: Client, upstream: str, why: str, *, refused: bool) -> None:
@@ -221,5 +223,7 @@ def _changed_at(path: Path) -> int:
 
 
 def _shown(client: Client) -> str:
-    program = "" if client.program is None else f" ({client.program.name}, {client.program.digest})"
+    program = f" (TLS {client.hello})" if client.hello else ""
+    if client.program is not None:
+        program = f" ({client.program.name}, {client.program.digest})"
     return f"{client.agent or 'a client without a name'}{program} at {client.address} to {client.host}"

@@ -175,6 +175,9 @@ class OwnAnswers(Driven):
         client, record = self._client, self.record
         if client.transport is None:
             return
+        if self._answered:  # of a CONNECT that was granted before it was known where its bytes go
+            relay.cut_off(client.transport, reset=False)
+            return
         close = self._must_close()
         self._answered = True
         shown = {"upstream": record.upstream, "attempts": len(record.attempts), "outcome": record.outcome or None}

@@ -15,17 +15,21 @@ from typing import Any
 from sidecar import clock, relay
 from sidecar.answers import status_line
 from sidecar.failures import AttemptFailed, GaveUp, Intercepted, Refused, UploadBroken
+from sidecar.handshakes import CLOSED
 from sidecar.headers import CRLF
 from sidecar.own_answers import OwnAnswers
 from sidecar.policy.concurrency import Place
 from sidecar.tunnel import Side, Tunnel, check_room
 from sidecar.upstream.connection import UpstreamConnection
 from sidecar.upstream.destination import Choice, Destination
+from sidecar.upstream.endpoints import UpstreamState
 from telemetry.record import CONNECTED, SENT, Attempt, Left, left_of
 
 # For what is left of an answer whose app has left.
 _REST_SECONDS = 0.5
 _REST_BYTES = 65_536
+# For a ClientHello. Without one a client is judged by the rest that is known of it.
+_HELLO_SECONDS = 1.0
 
 
 class PassedOn(OwnAnswers):
@@ -199,9 +203,32 @@ class PassedOn(OwnAnswers):
         upstream = proxy.interception.upstream_of(origin)
         if upstream is not None:
             await self.become_task()
-            await proxy.interception.look_at(self._request, origin, upstream, client.transport)
+            caller = await proxy.interception.client_of(self._request, origin, client.transport)
+            if caller.program is None:
+                caller = caller._replace(hello=await self._hear_hello(upstream))
+            proxy.interception.look_at(caller, origin, upstream)
         check_room(proxy)
         return proxy.directory.tunnel(origin)
+
+    async def _hear_hello(self, upstream: UpstreamState) -> str:
+        """Grant the CONNECT, and hear how the app begins TLS; nothing, if it does not say in time."""
+        from sidecar.hello import Incomplete, digest_of_hello, is_decided
+
+        client, transport = self._client, self._client.transport
+        if transport is None:
+            raise asyncio.CancelledError
+        transport.write(b"HTTP/1.1 200 Connection established\r\n%b\r\n" % upstream.answer_lines)
+        self._answered = True
+        try:
+            async with asyncio.timeout(_HELLO_SECONDS):
+                return digest_of_hello(await client.early(is_decided)) or ""
+        except (Incomplete, TimeoutError):
+            return ""  # TLS itself will say what is wrong with it
+        except asyncio.CancelledError:
+            if not transport.is_closing():
+                raise
+            self._proxy.metrics.tls_client_errors[CLOSED] += 1
+            return ""  # it left in its handshake: that ends when it is to be handed over, and is no session
 
     async def _dial_tunnel(self, attempt: Attempt, at_most: float) -> None:
         """CONNECT: one attempt to reach the other side, within `at_most` seconds."""
@@ -222,8 +249,8 @@ class PassedOn(OwnAnswers):
     def _let_in(self, taken: Intercepted) -> None:
         """CONNECT whose TLS ends here. The requests inside are the sessions, so this one is none."""
         transport, tail = self._client.hand_over()
-        self._answered = self.taken_over = True
-        self._proxy.interception.take(transport, tail, taken)
+        granted, self._answered, self.taken_over = self._answered, True, True
+        self._proxy.interception.take(transport, tail, taken, granted=granted)
 
     def _begin_tunnel(self) -> None:
         """CONNECT: say 200, and step aside."""
@@ -264,6 +291,7 @@ class PassedOn(OwnAnswers):
         except (Refused, asyncio.CancelledError):
             upstream_transport.abort()
             raise
+        answer = b"" if self._answered else head + own + lines + CRLF
         self._answered = self.taken_over = True
         record.outcome = ""
         tunnel.begin(
@@ -271,7 +299,7 @@ class PassedOn(OwnAnswers):
             client_tail,
             upstream_transport,
             tail,
-            head + own + lines + CRLF,
+            answer,
         )
 
     # ---- connections -----------------------------------------------------------------------------------------

@@ -57,6 +57,8 @@ class DemotedShown(Answer):
     """Its file and what it runs, on this machine; null where that cannot be known."""
     program_digest: str | None
     """Of its file, whole command line and trusted authorities: tells two programs of the same name apart."""
+    client_hello: str | None
+    """Where the program is not known: a digest of how it begins TLS."""
     since: str
     until: str
     times: int
@@ -167,6 +169,7 @@ class Interceptions:
             user_agent=text(client.agent) or None,
             program=None if program is None else text(program.name),
             program_digest=None if program is None else program.digest,
+            client_hello=client.hello or None,
             since=rfc3339(proxy.wall(one.since)),
             until=rfc3339(proxy.wall(one.until)),
             times=one.times,

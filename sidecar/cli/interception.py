@@ -68,7 +68,8 @@ def client_of(one: dict[str, Any]) -> str:
     """Of one of `GET /interception`, in words."""
     agent = one["user_agent"]
     if one["program"] is None:
-        return str(agent or "without a name")
+        hello = one["client_hello"]
+        return str(agent or "without a name") + (f" (TLS {hello})" if hello else "")
     return f"{one['program']} ({agent})" if agent else str(one["program"])
 
 

@@ -1,10 +1,10 @@
 """Which clients are let through as a tunnel although their host is intercepted: those that refuse our certificate.
 
-Law: pure, told the time. A client is a host it calls, the address it calls from, what it calls itself and, where that
-can be known, the program it is: one app that pins certificates must not take the sight of another, and many apps send
-no name. A refusal in the handshake demotes at once: the next call shall work. A handshake that nobody uses is weaker
-evidence (pins are also checked afterwards, but connections are also opened in advance): it takes two in a row. Each
-demotion of the same client lasts twice as long, up to an hour.
+Law: pure, told the time. A client is a host it calls, the address it calls from, what it calls itself and the program
+it is, or where that cannot be known how it begins TLS: one app that pins certificates must not take the sight of
+another, and many apps send no name. A refusal in the handshake demotes at once: the next call shall work. A handshake
+that nobody uses is weaker evidence (pins are also checked afterwards, but connections are also opened in advance): it
+takes two in a row. Each demotion of the same client lasts twice as long, up to an hour.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Client(NamedTuple):
     agent: str
     program: Program | None = None
     """None: it is not on this machine, or the kernel does not tell us."""
+    hello: str = ""
+    """Where the program is not known: a digest of how it begins TLS."""
 
     @property
     def id(self) -> str:
