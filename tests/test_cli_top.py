@@ -356,12 +356,25 @@ def test_what_opened_a_breaker_and_its_changes_stay_in_sight_on_a_small_screen()
     for words in (
         "50.0 errors/s",
         "CONNECTION_REFUSED, 3",
-        "3 min ago  payments at a.test:443 is open: 20 failures in a row",
+        "3 min ago   payments at a.test:443 is open: 20 failures in a row",
         "rpl_1a2b is paused: 10 of 40, 25%, the breaker is open",
         "payments: 100 × breaker_open in 1 min",
         "? help",
     ):
         assert words in text
+
+
+def test_a_filter_leaves_out_changes_of_other_breakers_too() -> None:
+    endpoint = {"endpoint": "a.test:443", "to_state": "open", "why": "20 failures in a row"}
+    events = [
+        happened("circuit_breaker_opened", 5, context={"upstream": name, **endpoint}) for name in ("payments", "mail")
+    ]
+    view, known = View(), [seen("payments"), seen("mail")]
+    view.typed("/mail\r", known)
+    lines = frame(snapshot(*known, events=tuple(events)), "http://x", NOW, width=80, height=24, colour=False, view=view)
+    assert ["5 s ago     mail at a.test:443 is open: 20 failures in a row"] == [
+        one for one in lines if "is open" in one
+    ]
 
 
 def test_keys_choose_order_and_filter() -> None:

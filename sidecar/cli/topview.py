@@ -38,7 +38,7 @@ _REPLAYS_SHOWN = 3
 _BAD_WORDS = ("failure", "opened", "dead_letter", "escalated")
 _GOOD_WORDS = ("success", "closed", "replayed")
 _WORTH_TELLING = ("reason", "why", "outcome", "status", "endpoint", "dlq_id", "about", "to_state", "summary")
-_AGO = 8
+_AGO = 10
 
 
 class Canvas(Terminal):
@@ -74,16 +74,16 @@ def frame(
     seen = View() if view is None else view
     below = Canvas(width, colour=colour)
     room = None if height is None else height - len(canvas.lines) - 1
-    _pinned(below, snapshot, now)
+    only = seen.filter.lower()
+    events = [event for event in snapshot.events if not only or only in str(event).lower()]
+    _pinned(below, [event for event in events if is_breaker(event)], snapshot.replays, now)
     upstreams = seen.upstreams(snapshot.upstreams)
     least = None if room is None else max(2, room - len(below.lines) - _FEWEST_EVENTS)
     _upstreams(canvas, upstreams, least, seen if view is not None else None, now, bool(snapshot.upstreams))
     canvas.line()
     canvas.lines += below.lines
     room = None if height is None else height - len(canvas.lines) - 1 - (view is not None)
-    only = seen.filter.lower()
-    others = [event for event in snapshot.events if not is_breaker(event) and (not only or only in str(event).lower())]
-    _events(canvas, others, room, now)
+    _events(canvas, [event for event in events if not is_breaker(event)], room, now)
     if view is not None and height is not None:
         canvas.lines = canvas.lines[: height - 1]
         canvas.lines += [""] * (height - 1 - len(canvas.lines))
@@ -186,9 +186,8 @@ def _success(rate: float | None) -> Cell:
 # ---- what happens ------------------------------------------------------------------------------------------------
 
 
-def _pinned(canvas: Canvas, snapshot: Snapshot, now: float) -> None:
+def _pinned(canvas: Canvas, changes: Sequence[Event], replays: Sequence[ReplaySeen], now: float) -> None:
     """What must not scroll away: the last changes of breakers, and replays that go on."""
-    changes = [event for event in snapshot.events if is_breaker(event)]
     if changes:
         canvas.line(canvas.paint("BREAKER CHANGES", "dim"))
         for event in changes[:_BREAKERS_PINNED]:
@@ -196,12 +195,12 @@ def _pinned(canvas: Canvas, snapshot: Snapshot, now: float) -> None:
             text = f"{context.get('upstream')} at {context.get('endpoint')} is {context.get('to_state')}: "
             text += str(context.get("why") or context.get("reason") or "")
             _line(canvas, now - moment(event), text.removesuffix(": "), _colour(event))
-    if snapshot.replays:
+    if replays:
         canvas.line(canvas.paint("REPLAYS", "dim"))
-        for replay in snapshot.replays[:_REPLAYS_SHOWN]:
+        for replay in replays[:_REPLAYS_SHOWN]:
             canvas.line(_cut(canvas, _replay(replay)))
-        if len(snapshot.replays) > _REPLAYS_SHOWN:
-            canvas.line(canvas.paint(f"… and {len(snapshot.replays) - _REPLAYS_SHOWN} more", "dim"))
+        if len(replays) > _REPLAYS_SHOWN:
+            canvas.line(canvas.paint(f"… and {len(replays) - _REPLAYS_SHOWN} more", "dim"))
 
 
 def _replay(replay: ReplaySeen) -> str:
