@@ -134,6 +134,8 @@ async def test_force_open_refuses_every_call_until_its_time_is_up(sidecar: Runni
     assert 600 == seconds_between(shown["opened_at"], shown["forced"]["until"])
     assert 503 == await get(sidecar, "/u/fine")
     assert [] == upstream.requests
+    (noted,) = (await admin(sidecar, "/audit?what=force-open")).json["items"]
+    assert ("closed", {"state": "open", "for_seconds": 600}) == (noted["before"], noted["after"])
 
 
 async def test_force_close_lets_every_call_through_until_reset(sidecar: Running) -> None:

@@ -228,6 +228,8 @@ async def test_the_commands_say_what_they_did_and_what_to_do(
     assert 1 == main(["restore", file])
     assert "--force" in capsys.readouterr().err
     assert 0 == main(["restore", file, "--force"])
-    assert "before-restore-" in capsys.readouterr().out
+    restored = capsys.readouterr().out
+    assert "before-restore-" in restored
+    assert "knows nothing of what happened since" in restored
     assert 2 == main(["restore", str(tmp_path / "nothing"), "--state-dir", str(tmp_path / "new")])
     assert "there is no" in capsys.readouterr().err

@@ -332,6 +332,19 @@ async def test_an_export_is_imported_again_to_the_byte(
     assert files == content(again)
 
 
+async def test_of_many_files_refused_the_first_are_told(sidecar: Running, upstream: Upstream, tmp_path: Path) -> None:
+    dlq_id = await keep(sidecar, upstream)
+    out = tmp_path / "out"
+    assert 0 == (await ask(sidecar, "dlq", "export", str(out))).code
+    whole = out / "create_charge" / f"{dlq_id}.json"
+    for number in range(25):
+        whole.with_name(f"dlq_20260129_120000_{number:08d}.json").write_bytes(whole.read_bytes()[:200])
+    ended = await ask(sidecar, "dlq", "import", str(out))
+    assert (1, 21) == (ended.code, len(ended.err.splitlines()))
+    assert "sidecar dlq: refused: 5 more; --json tells of each" == ended.err.splitlines()[-1]
+    assert 25 == len(json.loads((await ask(sidecar, "dlq", "import", str(out), "--json")).out)["refused"])
+
+
 async def test_files_that_were_cut_or_edited_are_refused_by_line_and_the_rest_goes_in(
     sidecar: Running, upstream: Upstream, tmp_path: Path
 ) -> None:

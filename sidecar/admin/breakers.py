@@ -185,7 +185,7 @@ class Breakers:
                 f"ordered {action} of the breaker of",
                 about=f"{state.name} at {endpoint}",
                 before=before.state,
-                after=after.state,
+                after=after.state if order.ttl is None else {"state": after.state, "for_seconds": order.ttl},
                 reason=order.reason,
             )
         return Ordered(items=tuple(self._breaker(state, endpoint, breaker, now) for endpoint, breaker in chosen))

@@ -29,7 +29,8 @@ _LONGEST_VALUE = 120
 @telling_failures
 def audit(chosen: argparse.Namespace) -> int:
     admin = connect(chosen, os.environ)
-    wanted = {"since": chosen.since, "until": chosen.until, "who": chosen.who, "about": chosen.about}
+    wanted = {"since": chosen.since, "until": chosen.until, "who": chosen.who}
+    wanted |= {"what": chosen.what, "about": chosen.about}
     found = listed(admin, "/audit", chosen.limit, _MOST_AT_ONCE, **wanted)
     terminal = Terminal()
     if chosen.json:

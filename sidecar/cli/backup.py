@@ -59,6 +59,7 @@ def restore(chosen: argparse.Namespace) -> int:
         print(json.dumps({**told, "set_aside": None if aside is None else str(aside)}))
         return 0
     print(f"{state_dir} is as {made.path} has it: {made.bytes} bytes in {made.parts} parts.")
+    print("It knows nothing of what happened since: what was replayed or delivered then waits here once more.")
     if aside is not None:
         print(f"What was there is in {aside}; remove it when you do not need it any more.")
     return 0

@@ -30,6 +30,7 @@ _FILE = re.compile(r"[A-Za-z0-9_-]{1,80}/dlq_[0-9]{8}_[0-9]{6}_[A-Za-z0-9]{4,40}
 _BESIDE = {"body_file": ".body", "original_body_file": ".original.body"}
 _MOST_FILES, _MOST_BYTES, _LARGEST = 100, 4_000_000, 22_000_000
 _PATIENCE = 60.0
+_MOST_TOLD = 20
 
 
 # ---- out ---------------------------------------------------------------------------------------------------------
@@ -116,8 +117,11 @@ def bring_in(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> in
         terminal.line(json.dumps({**counts, "refused": refused}, indent=2))
     else:
         terminal.line(f"{counts['added']} dead letters added, {counts['known']} were there already.")
-        for why in refused:
+        for why in refused[:_MOST_TOLD]:
             print(f"sidecar dlq: refused: {printable(why)}", file=sys.stderr)
+        if len(refused) > _MOST_TOLD:
+            more = f"refused: {len(refused) - _MOST_TOLD} more; --json tells of each"
+            print(f"sidecar dlq: {more}", file=sys.stderr)
     return 1 if refused else 0
 
 

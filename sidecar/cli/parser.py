@@ -367,6 +367,7 @@ def _add_audit(commands: Any) -> None:
     audit.add_argument("--since", metavar="WHEN", help=f"only those since: {_DURATIONS} ago, or 2026-01-29T12:00:00Z")
     audit.add_argument("--until", metavar="WHEN", help="only those until then")
     audit.add_argument("--who", metavar="NAME", help="only those of this token, or of local, signal or file")
+    audit.add_argument("--what", metavar="TEXT", help="only those with this in what was done, as in force-open")
     audit.add_argument("--about", metavar="TEXT", help="only those about a thing with this in its name")
     audit.add_argument("--limit", type=_count, default=20, metavar="N", help="at most so many (default: 20)")
     _add_talking(audit)

@@ -45,6 +45,9 @@ def policies(chosen: argparse.Namespace) -> int:
     table = Table(terminal, _COLUMNS, rows := list(map(_row, shown)))
     table.head()
     table.show(rows)
+    if chosen.order == "set" and not answer["used_by"]:
+        name = printable(chosen.name)
+        terminal.line(f"Nothing uses {name}: let an upstream or an operation name it, or a call (x-sidecar-policy).")
     return 0
 
 
