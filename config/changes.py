@@ -18,16 +18,20 @@ from config.problems import dotted
 
 # Sockets are bound, the directory is locked, descriptors are shared out and the file is open: these are read when the
 # sidecar starts.
-AT_START: tuple[KeyPath, ...] = (
-    ("listen",),
+_AT_START: tuple[KeyPath, ...] = (
+    ("listen", "host"),
+    ("listen", "port"),
+    ("listen", "reuse_port"),
     ("admin", "host"),
     ("admin", "port"),
-    ("admin", "tls"),
     ("probes",),
     ("state_dir",),
     ("limits", "admin_connections"),
     ("telemetry", "events"),
 )
+# What a listener speaks, and whether it asks who comes, is settled when it is opened. Which certificate it shows and
+# whom it lets in is not.
+_PRESENCE_AT_START: tuple[KeyPath, ...] = (("listen", "tls"), ("listen", "auth"), ("admin", "tls"))
 _ABSENT = object()
 
 
@@ -54,9 +58,17 @@ def changes(before: Settings, after: Settings) -> tuple[Change, ...]:
     return tuple(found)
 
 
+def at_start(before: Settings, after: Settings) -> tuple[KeyPath, ...]:
+    """What stays as it was `before`, whatever `after` has there."""
+    come_or_gone = (
+        path for path in _PRESENCE_AT_START if (_value(before, path) is None) != (_value(after, path) is None)
+    )
+    return (*_AT_START, *come_or_gone)
+
+
 def at_start_only(before: Settings, after: Settings) -> tuple[str, ...]:
     """The keys that differ and need a restart."""
-    prefixes = tuple(dotted(path) for path in AT_START)
+    prefixes = tuple(dotted(path) for path in at_start(before, after))
     return tuple(
         change.key
         for change in changes(before, after)
@@ -68,7 +80,7 @@ def without_restart(before: Settings, after: Settings) -> tuple[Settings, list[C
     """`after`, but with what cannot change as it was `before`; and what is wrong with that, which neither of the two
     need have: an open proxy may be safe on the new address and not on the old one."""
     mixed = after
-    for path in AT_START:
+    for path in at_start(before, after):
         mixed = _with_value(mixed, path, _value(before, path))
     return mixed, contradictions(mixed) if mixed != after else []
 

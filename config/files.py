@@ -56,6 +56,15 @@ def _why(error: OSError | ValueError) -> str:
     return f"the file cannot be read: {reason}"
 
 
+def certificate_files(settings: Settings) -> Iterator[Path]:
+    """Files that somebody renews under their names."""
+    upstreams = settings.upstreams.values()
+    for pair in (settings.admin.tls, settings.listen.tls, *(upstream.client_cert for upstream in upstreams)):
+        if pair is not None:
+            yield from {pair.cert, pair.key}
+    yield from (upstream.ca_bundle for upstream in upstreams if upstream.ca_bundle is not None)
+
+
 def file_problems(settings: Settings) -> Iterator[Contradiction]:
     """Every certificate or key file that cannot do its work."""
     if settings.admin.tls is not None:

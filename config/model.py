@@ -93,7 +93,7 @@ class ServerCertificate(Section):
     """What a listener of the sidecar shows to those who connect to it over TLS."""
 
     cert: FilePath
-    """PEM file with the certificate, followed by its chain."""
+    """PEM file with the certificate, followed by its chain. A renewed one is noticed and shown to new connections."""
     key: FilePath
     """PEM file with the private key; it may be the same file."""
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-import ssl
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -21,11 +20,13 @@ import aiohttp.http_parser
 from aiohttp import web
 
 from config.addresses import is_loopback, join_host_port
+from config.files import certificate_files
 from config.loader import Loaded
 from config.model import Admin, Listen, Probes, ServerCertificate, Settings
 from sidecar import __version__, clock
 from sidecar.admin.api import Api
 from sidecar.admin.door import Door
+from sidecar.certificates import Shown
 from sidecar.descriptors import TooFew
 from sidecar.durable.lock import InUse, StateLock
 from sidecar.durable.trouble import Trouble
@@ -37,7 +38,8 @@ from sidecar.reloading import NotApplied, Reloading, warn_of_unverified
 from sidecar.senders import Senders
 from sidecar.sockets import CannotListen, Given, GivenSockets, listening
 from sidecar.upstream.resolve import Lookup
-from sidecar.watching import watch
+from sidecar.upstream.tls import UnusableCertificates
+from sidecar.watching import look_at_each, watch, watch_each
 from telemetry.logs import Log
 
 # Connections that were accepted but not yet served when a drain begins get this long to bring their request.
@@ -93,7 +95,7 @@ class Sidecar:
         self.reloading = Reloading(self.proxy, loaded, environ or {})
         self.api = Api(self.proxy, self.reloading)
         self._stopping = asyncio.Event()
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
         self._listener = Listener(self.proxy)
         self._servers: list[asyncio.Server] = []
         self._side_servers: list[tuple[asyncio.Server, Door, Role]] = []
@@ -151,11 +153,12 @@ class Sidecar:
         self.proxy.loop.set_exception_handler(self._loop_fault)
         settings, proxy, path = self.settings, self.proxy, self.reloading.loaded.path
         taking = await self._claim(Path(settings.state_dir))
+        certificates = look_at_each(certificate_files(settings))
         try:
             if taking is not None:
                 await self._look_beside(taking)
                 self.api.not_ready = None  # the same socket leads to the other one as well, which is ready
-            tls = None if settings.admin.tls is None else server_tls("admin", settings.admin.tls)
+            tls = self._shown("admin", settings.admin.tls)
             self.admin_address = await self._serve(settings.admin, "admin", tls)
             if settings.probes is not None:
                 self.probes_address = await self._serve(settings.probes, "probes")
@@ -207,16 +210,22 @@ class Sidecar:
         if shortage is not None:
             self.log.warn("sidecar.descriptors.short", shortage)
         if path is not None and path.is_file():  # not a pipe, which can be read only once
-            self._watching = clock.spawn(self._watch(path), "watching the configuration")
-
-    async def _watch(self, path: Path) -> None:
-        try:
             last_read = lambda: self.reloading.last_read  # noqa: E731  # a name says what it is
-            await watch(path, last_read, lambda: self.reload("the file changed"), self._stopping)
+            looking = partial(watch, path, last_read, lambda: self.reload("the file changed"), self._stopping)
+            self._watching.append(clock.spawn(self._watch(looking, str(path)), "watching the configuration"))
+        files = lambda: certificate_files(self.settings)  # noqa: E731
+        looking = partial(
+            watch_each, files, certificates, lambda: self.reload("a certificate was renewed"), self._stopping
+        )
+        self._watching.append(clock.spawn(self._watch(looking, "certificates"), "watching certificates"))
+
+    async def _watch(self, looking: Callable[[], Awaitable[None]], at: str) -> None:
+        try:
+            await looking()
         except Exception as error:  # whatever it is, the sidecar runs on without it
             self.log.warn(
                 "sidecar.config.unwatched",
-                f"changes of {path} are not noticed by themselves ({error}); use SIGHUP or POST /reload",
+                f"changes of {at} are not noticed by themselves ({error}); use SIGHUP or POST /reload",
             )
 
     async def reload(self, why: str) -> None:
@@ -258,8 +267,8 @@ class Sidecar:
         for connection in self._downstreams():
             connection.cut_off()
         await clock.sleep(0)
-        if self._watching is not None:
-            await asyncio.wait((self._watching,), timeout=_LAST_LOOK)  # a disk may take for ever
+        if self._watching:
+            await asyncio.wait(self._watching, timeout=_LAST_LOOK)  # a disk may take for ever
         if self._taking_store is not None:
             self._taking_store.cancel()
         await proxy.kept.close()  # what it still sends needs the upstreams
@@ -426,10 +435,11 @@ class Sidecar:
             from sidecar.guarded import Guarded  # here and below: not for those who do not use it
 
             accept = partial(Guarded, self._listener, self.proxy.guard)
-        if listen.tls is not None:
+        tls = self._shown("listen", listen.tls)
+        if tls is not None:
             from sidecar.front import Front
 
-            accept = partial(Front, self.proxy, self.proxy.handshakes, accept, server_tls("listen", listen.tls))
+            accept = partial(Front, self.proxy, self.proxy.handshakes, accept, tls)
         place = (listen.host, listen.port)
         self._servers = servers = await listening(
             loop,
@@ -442,6 +452,16 @@ class Sidecar:
         )
         return self._open_at(servers, "proxy")
 
+    def _shown(self, role: str, files: ServerCertificate | None) -> Shown | None:
+        if files is None:
+            return None
+        try:
+            shown = Shown(role, files)
+        except UnusableCertificates as unusable:
+            raise CannotStart(str(unusable)) from unusable
+        self.reloading.shown.append(shown)
+        return shown
+
     def _open_at(self, servers: list[asyncio.Server], role: str) -> tuple[str, int]:
         """The first address; none of them is a target of anybody's request."""
         addresses = [sock.getsockname() for server in servers for sock in server.sockets]
@@ -450,7 +470,7 @@ class Sidecar:
         return addresses[0][0], addresses[0][1]
 
     async def _serve(
-        self, where: Admin | Probes, role: Literal["admin", "probes"], tls: ssl.SSLContext | None = None
+        self, where: Admin | Probes, role: Literal["admin", "probes"], tls: Shown | None = None
     ) -> tuple[str, int]:
         host, port, proxy = where.host, where.port, self.proxy
         door = Door(proxy, proxy.descriptors.side_doors_each)
@@ -491,20 +511,6 @@ class Sidecar:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-
-def server_tls(role: str, files: ServerCertificate) -> ssl.SSLContext:
-    """What a listener shows; TLS 1.2 or newer."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(files.cert, files.key)
-    except (OSError, ssl.SSLError) as error:
-        why = getattr(error, "reason", None) or error.strerror or str(error)
-        raise CannotStart(
-            f"{role}.tls: {files.cert} and {files.key} cannot be used: {why}; "
-            "give the certificate and the key that belongs to it"
-        ) from error
-    return context
 
 
 def lock_state_dir(path: Path) -> StateLock:

@@ -6,7 +6,6 @@ Law: nothing but waiting. A connection that says nothing is closed after `limits
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -15,21 +14,22 @@ from sidecar.failures import Refused
 from sidecar.handshakes import CLOSED, TIMEOUT, Handshakes
 
 if TYPE_CHECKING:
+    from sidecar.certificates import Shown
     from sidecar.proxy import Proxy
 
 
 class Front(asyncio.Protocol):
     """One connection that has not said anything yet."""
 
-    __slots__ = ("_accept", "_context", "_deadline", "_handshakes", "_proxy", "_transport")
+    __slots__ = ("_accept", "_deadline", "_handshakes", "_proxy", "_shown", "_transport")
 
     def __init__(
-        self, proxy: Proxy, handshakes: Handshakes, accept: Callable[[], asyncio.Protocol], context: ssl.SSLContext
+        self, proxy: Proxy, handshakes: Handshakes, accept: Callable[[], asyncio.Protocol], shown: Shown
     ) -> None:
         self._proxy = proxy
         self._handshakes = handshakes
         self._accept = accept
-        self._context = context
+        self._shown = shown
         self._deadline = clock.monotonic() + proxy.limits.head_timeout
         self._transport: asyncio.Transport | None = None
 
@@ -51,7 +51,7 @@ class Front(asyncio.Protocol):
         self._proxy.ticker.watched.discard(self)
         self._transport = None
         transport.pause_reading()
-        self._handshakes.begin(transport, data, self._context, self._accept(), self._failed)
+        self._handshakes.begin(transport, data, self._shown.context, self._accept(), self._failed)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._give_up(CLOSED)

@@ -47,9 +47,11 @@ class Guard:
     """See the module's law."""
 
     def __init__(self, auth: ProxyAuth) -> None:
-        self._users = auth.users
+        self.users = auth.users
+        """Other ones are another object: who was let in under these has to be looked up again."""
         self._secret = clock.unguessable(64).encode()
         self._verdicts: OrderedDict[bytes, bool] = OrderedDict()
+        self._admitted: set[bytes] = set()
         self._waiting: dict[bytes, _Check] = {}
         self._under_way: _Check | None = None
         self._turned_away: OrderedDict[bytes, int] = OrderedDict()
@@ -63,11 +65,18 @@ class Guard:
         """Whether these are good; None when nobody has checked yet."""
         if credentials is None:
             return False
-        return self._verdicts.get(self._digest(credentials))
+        digest = self._digest(credentials)
+        return True if digest in self._admitted else self._verdicts.get(digest)
 
     def admit(self, credentials: bytes) -> None:
         """Let in whoever sends exactly this: an app that was started with it."""
-        self._remember(credentials, good=True)
+        self._admitted.add(self._digest(credentials))
+
+    def configure(self, auth: ProxyAuth) -> None:
+        """Let in these from now on; what is known about the others is forgotten."""
+        if auth.users != self.users:
+            self.users = auth.users
+            self._verdicts.clear()
 
     async def verify(self, credentials: bytes, address: str = "") -> None:
         """Check, and remember the verdict. Raises Refused when too many are waiting who were first or are trusted
@@ -127,15 +136,16 @@ class Guard:
             while self._waiting:
                 digest = max(self._waiting, key=lambda waiting: self._rank(self._waiting[waiting]))
                 check = self._under_way = self._waiting.pop(digest)
-                began = clock.monotonic()
+                began, users = clock.monotonic(), self.users
                 try:
                     good = await loop.run_in_executor(self._thread, self._is_right, check.credentials)
                 except Exception:  # out of memory, or out of threads: not their fault, and no verdict
                     check.verdict.set_exception(_too_many())
                     self._under_way = None
                     continue
-                self._remember(check.credentials, good=good)
-                self._note(check.address, good=good)
+                if users is self.users:  # else others came into force meanwhile, and whoever waits asks again
+                    self._remember(check.credentials, good=good)
+                    self._note(check.address, good=good)
                 check.verdict.set_result(None)
                 self._under_way = None
                 if not good:
@@ -158,7 +168,7 @@ class Guard:
 
     def _is_right(self, credentials: bytes) -> bool:
         user, password = _taken_apart(credentials)
-        known = self._users.get(user) if user is not None else None
+        known = self.users.get(user) if user is not None else None
         right = matches(password, known or _NOBODY)
         return right and known is not None
 
@@ -191,7 +201,8 @@ def _too_many() -> Refused:
 def required() -> Refused:
     return Refused(
         "PROXY_AUTH_REQUIRED",
-        "this sidecar is for known users: set HTTP_PROXY=http://user:password@host:port as `listen.auth` expects",
+        "this sidecar is for known users (`listen.auth`): put the name and password before the host in HTTP_PROXY and "
+        "HTTPS_PROXY; a client that uses it as base URL sends them in Proxy-Authorization",
         reason="proxy_auth",
     )
 

@@ -46,12 +46,13 @@ class GuardedRequest(Request):
 class Guarded(Downstream):
     """See the module's law."""
 
-    __slots__ = ("_accepted", "_checking", "_guard")
+    __slots__ = ("_accepted", "_checking", "_guard", "_under")
 
     def __init__(self, listener: Listener, guard: Guard) -> None:
         super().__init__(listener, **listener.options)
         self._guard = guard
         self._accepted: bytes | None = None
+        self._under = guard.users
         self._checking = False
 
     def on_message_begin(self) -> None:
@@ -62,7 +63,7 @@ class Guarded(Downstream):
             return
         request = self._waiting[0] if self._waiting else None
         credentials = request.credentials if isinstance(request, GuardedRequest) and not request.refusal else None
-        if credentials is not None and credentials != self._accepted and self._guard.verdict(credentials) is None:
+        if credentials is not None and not self._is_accepted(credentials) and self._guard.verdict(credentials) is None:
             assert isinstance(request, GuardedRequest)
             self._checking = True
             clock.spawn(self._check(request, credentials), "password").add_done_callback(_heard)
@@ -72,7 +73,8 @@ class Guarded(Downstream):
     async def _check(self, request: GuardedRequest, credentials: bytes) -> None:
         try:
             peer = None if self.transport is None else self.transport.get_extra_info("peername")
-            await self._guard.verify(credentials, str(peer[0]) if peer else "")
+            while self._guard.verdict(credentials) is None:  # again, if its users are others by now
+                await self._guard.verify(credentials, str(peer[0]) if peer else "")
         except Refused as refused:
             request.refusal = refused
         finally:
@@ -85,10 +87,13 @@ class Guarded(Downstream):
             return  # malformed, and answered as that
         if request.refusal is not None:
             raise request.refusal
-        if request.credentials is None or request.credentials != self._accepted:
+        if not self._is_accepted(request.credentials):
             if not self._guard.verdict(request.credentials):
                 raise required()
-            self._accepted = request.credentials
+            self._accepted, self._under = request.credentials, self._guard.users
+
+    def _is_accepted(self, credentials: bytes | None) -> bool:
+        return credentials is not None and credentials == self._accepted and self._under is self._guard.users
 
     def find_destination(self, request: Request, proxy: Proxy) -> tuple[Destination, bytes]:
         self._let_pass(request)

@@ -147,6 +147,8 @@ class Proxy:
         self.dialler.resolver.configured = _names(settings)
         self.answers.registry = registry
         self.retries_enabled = settings.retries_enabled
+        if self.guard is not None and settings.listen.auth is not None:
+            self.guard.configure(settings.listen.auth)
         self._stages.configure(settings.stages, settings.limits.workflow_ttl, settings.limits.workflows)
         self.seen_keys.ttl = settings.limits.workflow_ttl
         self.kept.configure(settings, registry)

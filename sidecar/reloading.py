@@ -13,12 +13,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from config.changes import AT_START, Change, at_start_only, changes, without_restart
+from config.changes import Change, at_start, at_start_only, changes, without_restart
 from config.loader import ConfigError, Loaded, Origin, load
 from config.model import Settings
 from config.problems import Problem, dotted
 from config.runtime import NOTHING_SET, RETRIES, Runtime, policy_key
 from sidecar import clock
+from sidecar.certificates import Pair, Shown
 from sidecar.durable.trouble import Trouble
 from sidecar.forced import ForcedState
 from sidecar.inbound import Downstream
@@ -48,6 +49,8 @@ class Reloaded:
     changed: tuple[Change, ...]
     needs_restart: tuple[str, ...]
     """Keys that are another in the file than in force."""
+    renewed: tuple[str, ...] = ()
+    """Listeners that show another certificate from now on, by their key."""
 
     @property
     def before(self) -> dict[str, Any]:
@@ -61,7 +64,9 @@ class Reloaded:
     def summary(self) -> str:
         keys = [change.key for change in self.changed]
         more = f" and {len(keys) - _TOLD} more" if len(keys) > _TOLD else ""
-        told = f"{', '.join(keys[:_TOLD])}{more} changed" if keys else "nothing changed"
+        told = f"{', '.join(keys[:_TOLD])}{more} changed" if keys else "nothing changed" if not self.renewed else ""
+        if self.renewed:
+            told += f"{'; ' if told else ''}{' and '.join(self.renewed)} shows a renewed certificate"
         if self.needs_restart:
             told += f"; restart the sidecar to put {', '.join(self.needs_restart)} in force"
         return told
@@ -79,6 +84,8 @@ class Reloading:
         self._one_at_a_time = asyncio.Lock()
         self.loaded = loaded
         """In force."""
+        self.shown: list[Shown] = []
+        """By listeners with TLS, given by the composition root."""
         self.runtime = NOTHING_SET
         self.needs_restart: tuple[str, ...] = ()
         self.refused: str | None = None
@@ -104,7 +111,10 @@ class Reloading:
                 self._step(f"reading {where}, because of {why}")
                 _, loaded = await self._read(_as_it_is, self.loaded.text if path is None else None)
                 self._step("all of it is valid; it is put in force between two events")
-                done = self._put_in_force(loaded)
+                renewed = await loop.run_in_executor(None, self._renewed, loaded.settings)
+                done = replace(self._put_in_force(loaded), renewed=tuple(f"{shown.role}.tls" for shown, _ in renewed))
+                for shown, pair in renewed:
+                    shown.show(pair)
                 self._step(f"in force; {len(self._proxy.downstreams)} connections of apps have its limits")
             except NotApplied as refused:
                 self._refuse(refused, why)
@@ -281,14 +291,28 @@ class Reloading:
         for connection in tuple(self._proxy.downstreams):
             if isinstance(connection, Downstream):
                 connection.take_limits()
-        self.loaded = replace(loaded, settings=settings, origins=self._origins(loaded, needs_restart))
+        self.loaded = replace(loaded, settings=settings, origins=self._origins(before, loaded, needs_restart))
         self.needs_restart = needs_restart
         return Reloaded(changes(before, settings), needs_restart)
 
-    def _origins(self, loaded: Loaded, needs_restart: tuple[str, ...]) -> Mapping[str, Origin]:
+    def _renewed(self, settings: Settings) -> list[tuple[Shown, Pair]]:
+        """In a thread."""
+        asked = {"listen": settings.listen.tls, "admin": settings.admin.tls}
+        found = []
+        for shown in self.shown:
+            files = asked[shown.role]
+            try:
+                pair = None if files is None else shown.another(files)
+            except UnusableCertificates as unusable:
+                raise NotApplied((Problem(str(unusable)),)) from None
+            if pair is not None:
+                found.append((shown, pair))
+        return found
+
+    def _origins(self, before: Settings, loaded: Loaded, needs_restart: tuple[str, ...]) -> Mapping[str, Origin]:
         if not needs_restart:
             return loaded.origins
-        stays = tuple(dotted(path) for path in AT_START)
+        stays = tuple(dotted(path) for path in at_start(before, loaded.settings))
         origins = {key: origin for key, origin in loaded.origins.items() if not key.startswith(stays)}
         return origins | {key: origin for key, origin in self.loaded.origins.items() if key.startswith(stays)}
 

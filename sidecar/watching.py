@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 _EACH = 1.0
+_EACH_CERTIFICATE = 2.0
 _SETTLE = 0.1
 """Until the file is looked at again after a change: only what stays the same so long is read."""
 _LOOKS_ALIKE = 3
@@ -50,6 +51,33 @@ async def watch(
             doubtful -= 1
             if last_read() != await loop.run_in_executor(None, content, path):
                 await changed()
+
+
+async def watch_each(
+    files: Callable[[], Iterable[Path]],
+    seen: Mapping[int, Look | None],
+    changed: Callable[[], Awaitable[None]],
+    stop: asyncio.Event,
+) -> None:
+    """Call `changed` when one of these looks different from what was `seen` before they were read, and all of them have
+    been left alone since. Theirs is a slower pace: who renews a certificate does so long before it has to be shown."""
+    loop = asyncio.get_running_loop()
+    look = lambda: look_at_each(files())  # noqa: E731
+    while not await _stopped(stop, _EACH_CERTIFICATE):
+        now = await loop.run_in_executor(None, look)
+        while any(now[file] != seen[file] for file in now.keys() & seen.keys()):
+            seen = now
+            if await _stopped(stop, _SETTLE):
+                return
+            now = await loop.run_in_executor(None, look)
+            if now == seen:
+                await changed()
+        seen = now
+
+
+def look_at_each(files: Iterable[Path]) -> dict[int, Look | None]:
+    """By a hash of their names, so that none is kept here that the configuration has no longer."""
+    return {hash(file): look_at(file) for file in files}
 
 
 def look_at(path: Path) -> Look | None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
+import os
+import shutil
 import ssl
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 
 from config.proxy_auth import ProxyAuth, parse_hash
 from sidecar.failures import Refused
 from sidecar.guard import Guard, hashed, matches
+from sidecar.reloading import NotApplied
 from tests.conftest import Running, Starter, UpstreamStarter
 from tests.doubles.app import App
 from tests.doubles.authority import Authority, server_side
@@ -253,6 +259,33 @@ def test_credentials_that_were_given_out_are_good() -> None:
     assert True is guard.verdict(b"Basic abc"), "wrong ones are forgotten first"
 
 
+async def test_users_who_come_go_or_get_another_password_need_no_restart(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, tmp_path: Path
+) -> None:
+    file, upstream = tmp_path / "sidecar.yaml", await start_upstream(always(OK))
+    keys: dict[str, Any] = {"upstreams": {"u": {"route": "/u", "endpoints": [upstream.url]}}}
+    users = {"me": kept("mine"), "you": kept("yours")}
+    sidecar = await start_sidecar(file=file, listen={"port": 0, "auth": {"users": users}}, **keys)
+    mine, yours = await sidecar.app(), await sidecar.app()
+
+    async def status(app: App, user: str, password: str) -> int:
+        return (await app.ask(f"GET /u/x HTTP/1.1\r\nHost: s\r\n{basic(user, password)}\r\n")).status
+
+    assert [200, 200] == [await status(mine, "me", "mine"), await status(yours, "you", "yours")]
+    written = json.loads(file.read_text())
+    written["listen"]["auth"]["users"] = {"me": kept("another"), "new": kept("hers")}
+    file.write_text(json.dumps(written))
+    done = await sidecar.reloading.reload("a test")
+    assert () == done.needs_restart
+    assert "pbkdf2" not in str(done.before) + str(done.after) + sidecar.logged.getvalue()
+    assert [407, 407] == [await status(mine, "me", "mine"), await status(yours, "you", "yours")]
+    assert [200, 200] == [await status(mine, "me", "another"), await status(await sidecar.app(), "new", "hers")]
+    del written["listen"]["auth"]
+    file.write_text(json.dumps(written))
+    assert {"listen.auth.users.me", "listen.auth.users.new"} == {*(await sidecar.reloading.reload("x")).needs_restart}
+    assert 407 == (await mine.ask("GET /u/x HTTP/1.1\r\nHost: s\r\n\r\n")).status
+
+
 # ---- listen.tls --------------------------------------------------------------------------------------------------
 
 
@@ -270,6 +303,97 @@ async def test_apps_may_speak_tls_to_the_sidecar_itself(guarded: Any, authority:
     assert 407 == (await app.ask("GET /u/x HTTP/1.1\r\nHost: s\r\n\r\n")).status
     for target in ("/u/x", f"{upstream.url}/x"):
         assert 200 == (await app.ask(f"GET {target} HTTP/1.1\r\nHost: s\r\n{GOOD}\r\n")).status
+
+
+async def serial_shown(port: int, authority: Authority) -> int:
+    """The serial number of the certificate that a new connection gets."""
+    context = ssl.create_default_context(cafile=str(authority.bundle))
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return x509.load_der_x509_certificate(shown).serial_number
+
+
+def serial(certificate: Path) -> int:
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).serial_number
+
+
+def renew(held: Path, other: Path) -> None:
+    """As certbot and Kubernetes do it: another file under the same name."""
+    new = held.with_suffix(".new")
+    shutil.copy(other, new)
+    os.replace(new, held)
+
+
+@pytest.fixture
+async def with_tls(start_sidecar: Starter, authority: Authority, tmp_path: Path) -> tuple[Running, Path, Path]:
+    held, file = tmp_path / "held.pem", tmp_path / "sidecar.yaml"
+    renew(held, authority.issue("127.0.0.1"))
+    pair = {"cert": str(held), "key": str(held)}
+    sidecar = await start_sidecar(file=file, listen={"port": 0, "tls": pair}, admin={"port": 0, "tls": pair})
+    for watching in sidecar._watching:
+        watching.cancel()  # nothing here happens by itself
+    return sidecar, held, file
+
+
+async def test_a_renewed_certificate_is_shown_to_new_connections_after_a_reload_and_open_ones_go_on(
+    with_tls: tuple[Running, Path, Path], authority: Authority
+) -> None:
+    sidecar, held, _ = with_tls
+    ports = (sidecar.address[1], sidecar.admin_address[1])
+    old, new = serial(held), authority.issue("127.0.0.1")
+    app = await over_tls(sidecar, authority)
+    renew(held, new)
+    assert [old, old] == [await serial_shown(port, authority) for port in ports]
+    assert {"listen.tls", "admin.tls"} == {*(await sidecar.reloading.reload("a test")).renewed}
+    assert [serial(new)] * 2 == [await serial_shown(port, authority) for port in ports]
+    assert 404 == (await app.ask("GET /u/x HTTP/1.1\r\nHost: s\r\n\r\n")).status
+    assert () == (await sidecar.reloading.reload("a test")).renewed
+
+
+async def test_a_renewed_certificate_is_noticed_by_itself(
+    start_sidecar: Starter, authority: Authority, tmp_path: Path
+) -> None:
+    held, new = tmp_path / "held.pem", authority.issue("127.0.0.1")
+    renew(held, authority.issue("127.0.0.1"))
+    sidecar = await start_sidecar(listen={"port": 0, "tls": {"cert": str(held), "key": str(held)}})
+    renew(held, new)
+    await until(lambda: "shows a renewed certificate" in sidecar.logged.getvalue())
+    assert serial(new) == await serial_shown(sidecar.address[1], authority)
+
+
+async def test_a_pair_that_does_not_belong_together_is_refused_and_the_one_before_stays(
+    with_tls: tuple[Running, Path, Path], authority: Authority
+) -> None:
+    sidecar, held, _ = with_tls
+    old, good = serial(held), authority.issue("127.0.0.1")
+    certificate = authority.issue("127.0.0.1").read_text().partition("-----BEGIN PRIVATE")[0]
+    mixed = held.with_name("mixed.pem")
+    mixed.write_text(certificate + "-----BEGIN PRIVATE" + good.read_text().partition("-----BEGIN PRIVATE")[2])
+    renew(held, mixed)
+    with pytest.raises(NotApplied, match="the key that belongs to it"):
+        await sidecar.reloading.reload("a test")
+    assert sidecar.reloading.refused is not None
+    assert old == await serial_shown(sidecar.address[1], authority)
+    renew(held, good)
+    await sidecar.reloading.reload("a test")
+    assert serial(good) == await serial_shown(sidecar.address[1], authority)
+
+
+async def test_other_files_for_tls_need_no_restart_and_its_coming_or_going_does(
+    with_tls: tuple[Running, Path, Path], authority: Authority
+) -> None:
+    sidecar, _, file = with_tls
+    new, keys = authority.issue("127.0.0.1"), json.loads(file.read_text())
+    keys["listen"]["tls"] = {"cert": str(new), "key": str(new)}
+    file.write_text(json.dumps(keys))
+    done = await sidecar.reloading.reload("a test")
+    assert ((), ("listen.tls",)) == (done.needs_restart, done.renewed)
+    assert serial(new) == await serial_shown(sidecar.address[1], authority)
+    file.write_text(json.dumps({**keys, "listen": {"port": 0}}))
+    done = await sidecar.reloading.reload("a test")
+    assert ("listen.tls.cert", "listen.tls.key") == done.needs_restart
+    assert serial(new) == await serial_shown(sidecar.address[1], authority)
 
 
 async def test_interception_works_inside_tls_to_the_sidecar(

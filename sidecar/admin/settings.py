@@ -45,6 +45,8 @@ class ReloadShown(Answer):
     changed: tuple[ChangeShown, ...]
     needs_restart: tuple[str, ...]
     """Keys that are another in the file than in force; a restart puts them in force."""
+    renewed: tuple[str, ...]
+    """`listen.tls` and `admin.tls`, where another certificate is shown from now on."""
 
 
 class ReloadOrder(Body):
@@ -101,6 +103,7 @@ class EffectiveSettings:
             file=None if path is None else str(path),
             changed=tuple(ChangeShown(key=one.key, before=one.before, after=one.after) for one in done.changed),
             needs_restart=done.needs_restart,
+            renewed=done.renewed,
         )
 
 

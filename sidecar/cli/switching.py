@@ -38,7 +38,9 @@ def reload(chosen: argparse.Namespace) -> int:
     if chosen.json:
         terminal.line(json.dumps(answer, indent=2))
         return 0
-    if not answer["changed"]:
+    for role in answer.get("renewed", ()):
+        terminal.line(f"{role}: a renewed certificate is shown from now on")
+    if not answer["changed"] and not answer.get("renewed"):
         terminal.line("Nothing changed: all else in the file is in force." if answer["needs_restart"] else _AS_IT_IS)
     for change in answer["changed"]:
         terminal.line(printable(f"{change['key']}: {_short(change['before'])} → {_short(change['after'])}"))
