@@ -34,7 +34,7 @@ async def test_a_new_policy_can_be_made_and_removed(sidecar: Running) -> None:
     assert ("runtime", 2) == (json.loads(made.out)["origin"], json.loads(made.out)["policy"]["max_attempts"])
     unused = await ask(sidecar, "policies", "set", "gentle", "max_attempts=3")
     assert (0, True) == (unused.code, "Nothing uses gentle: " in unused.out)
-    audit = [await ask(sidecar, "audit", "--what", what, "--json") for what in ("set policy", "force-open")]
+    audit = [await ask(sidecar, "audit", "--what", what, "--json") for what in ("set", "force-open")]
     assert [2, 0] == [len(json.loads(told.out)["items"]) for told in audit]
     used = await ask(sidecar, "policies", "set", "default", "max_attempts=3")
     assert (0, False) == (used.code, "Nothing uses" in used.out)
