@@ -269,7 +269,7 @@ class Collected:
             yield from simple(names.INTERCEPTION_DEMOTIONS, _words(metrics.demotions))
 
     def _of_operations(self) -> Iterator[Row]:
-        for label, tally in self._tallies():
+        for label, tally in self._tallies(used=False):
             for (operation, outcome), count in tuple(tally.operations.items()):
                 yield (label, operation, outcome), count
 

@@ -13,6 +13,7 @@ from config.errors import registry
 from config.model import Settings
 from sidecar.failures import Malformed
 from sidecar.headers import ResponseFields, request_head, trailer_lines, without_named
+from sidecar.held import Held
 from sidecar.incoming import find_destination
 from sidecar.policy.classify import code_of, is_verdict
 from sidecar.request import Request, RequestReader
@@ -304,6 +305,7 @@ class Reader(RequestReader):
         self._arriving = self._body = self._body_again = self._last = None
         self._head_bytes, self._head_limit, self._replay_limit = 0, 65_536, 65_536
         self._waiting = deque()
+        self._held = Held(1 << 20)
 
 
 def fields(*lines: tuple[bytes, bytes]) -> Request:

@@ -707,5 +707,5 @@ def test_every_component_that_can_fail_is_at_0_before_it_does_and_no_other_is() 
     top = Path(__file__).parent.parent
     named: set[str] = set()
     for path in (*top.glob("sidecar/**/*.py"), *top.glob("telemetry/*.py")):
-        named |= set(re.findall(r'internal_error[(,]\s*"(\w+)"', path.read_text(encoding="utf-8")))
+        named |= set(re.findall(r'(?:internal_error|_fault_elsewhere)[(,]\s*"(\w+)"', path.read_text(encoding="utf-8")))
     assert set(names.COMPONENTS) == named
