@@ -109,7 +109,8 @@ def _no_attempts_left(session: Session) -> Telling:
 
 
 CURES = {
-    "DNS_FAILURE": "a name that resolves (look at `endpoints` and the name server): more attempts do not cure that"
+    "DNS_FAILURE": "a name that resolves (look at `endpoints` and the name server): more attempts do not cure that",
+    "CONNECTION_REFUSED": "something that listens at that address and port: more attempts only bridge a restart",
 }
 """What would help with failures that no number of attempts heals."""
 

@@ -216,11 +216,20 @@ def test_nothing_is_charged_to_the_budget_unless_everything_else_says_yes() -> N
     assert "budget" == decided(bound=bound).reason
 
 
-def test_more_attempts_are_no_advice_where_they_cure_nothing() -> None:
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "DNS_FAILURE",
+            "a name that resolves (look at `endpoints` and the name server): more attempts do not cure that",
+        ),
+        ("CONNECTION_REFUSED", "something that listens at that address and port: more attempts only bridge a restart"),
+    ],
+)
+def test_more_attempts_are_no_advice_where_they_cure_nothing(code: str, said: str) -> None:
     for at in (situation(attempts=2), situation(attempts=2, max_attempts=2)):
-        made = decided(failed(code="DNS_FAILURE"), at, chosen(max_attempts=2))
-        assert "attempts" == made.reason
-        assert "more attempts do not cure that" in made.remedy
+        made = decided(failed(code), at, chosen(max_attempts=2))
+        assert ("attempts", said) == (made.reason, made.remedy)
 
 
 @pytest.mark.parametrize(

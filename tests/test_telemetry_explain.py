@@ -551,7 +551,7 @@ STORIES: dict[str, tuple[Session, str]] = {
              +0 ms  Attempt 1 to a.test:443 through http://REDACTED:REDACTED@corp:3128 failed after 100 ms, there was no connection and nothing was sent: CONNECTION_REFUSED.
            +100 ms  Not retried: policy default allows one attempt only.
                     decided by: policies.default.max_attempts
-                    what would change it: a higher max_attempts in policy default
+                    what would change it: something that listens at that address and port: more attempts only bridge a restart
            +101 ms  The app got 502, an answer of the sidecar: CONNECTION_REFUSED. The outcome is exhausted.
         """,
     ),
