@@ -1,7 +1,8 @@
 """The files the configuration refers to: do they exist, can they be read, do they hold what they should?
 
 Asked once, when the configuration is loaded, so that a missing certificate is found before the first request
-needs it. Only looks for PEM markers; whether a certificate is valid is decided when it is used.
+needs it. Looks for PEM markers, and whether a key is that of its certificate; all else about them is decided when they
+are used.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _CERTIFICATE = (
     b"-----BEGIN X509 CERTIFICATE-----",
 )
 _PRIVATE_KEY = b"PRIVATE KEY-----"
+_ANOTHER_KEY = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 _ENCRYPTED = (b"-----BEGIN ENCRYPTED PRIVATE KEY-----", b"Proc-Type: 4,ENCRYPTED")
 
 
@@ -83,9 +85,26 @@ def file_problems(settings: Settings) -> Iterator[Contradiction]:
 def _pair_problems(path: KeyPath, cert: Path, key: Path) -> Iterator[Contradiction]:
     """A certificate and its key, in two files or in one."""
     one_file = cert == key
-    yield from _missing_parts(path if one_file else (*path, "cert"), cert, certificate=True, key=one_file)
+    found = [*_missing_parts(path if one_file else (*path, "cert"), cert, certificate=True, key=one_file)]
     if not one_file:
-        yield from _missing_parts((*path, "key"), key, key=True)
+        found += _missing_parts((*path, "key"), key, key=True)
+    yield from found
+    if not found and not _belong_together(cert, key):
+        message = f"the key is not that of the certificate {cert}; name the two that were made together"
+        yield Contradiction(path if one_file else (*path, "key"), message, (path,))
+
+
+def _belong_together(cert: Path, key: Path) -> bool:
+    """Whatever else may be wrong with them is told when they are used."""
+    import ssl  # not for those who use none
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except ssl.SSLError as error:
+        return error.reason not in _ANOTHER_KEY
+    except OSError:
+        pass
+    return True
 
 
 def _missing_parts(

@@ -383,6 +383,10 @@ async def test_a_token_is_saved_where_only_its_owner_reads_it(
     assert (1, True) == (again.code, "--save writes a new file" in again.err)
     assert token == saved.read_text().strip()
     assert "other" not in [token.name for token in read_tokens(token_file)]
+    nowhere, unneeded = str(tmp_path / "nowhere" / "tokens"), tmp_path / "unneeded"
+    failed = await here("tokens", "new", "third", "--save", str(unneeded), "--file", nowhere)
+    assert (False, True) == (failed.code == 0, "cannot be written" in failed.err)
+    assert not unneeded.exists()
 
 
 def test_a_token_in_a_file_that_others_may_read_is_told(token_file: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from config.checks import exposure_problems
 from config.loader import ConfigError, load
 from config.model import Settings, Upstream
 from config.problems import Problem
+from tests.doubles.authority import Authority
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMA==\n-----END CERTIFICATE-----\n"
 PRIVATE_KEY = "-----BEGIN PRIVATE KEY-----\nMA==\n-----END PRIVATE KEY-----\n"
@@ -241,6 +242,19 @@ def test_certificate_and_key_may_be_one_file_or_two(tmp_path: Path) -> None:
     assert two is not None
     assert (both, both) == (one.cert, one.key)
     assert (certificate, key) == (two.cert, two.key)
+
+
+def test_a_key_of_another_certificate_is_found_before_anybody_connects(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    one, other = authority.issue("a.test"), authority.issue("a.test")
+    for section in ("listen", "admin"):
+        content = f"{section}: {{tls: {{cert: {one}, key: {other}}}}}\n"
+        problem = refused(tmp_path, content)
+        assert f"{section}.tls.key" == problem.key
+        assert f"the key is not that of the certificate {one}" in problem.message
+    assert (
+        "upstreams.a.client_cert.key" == refused(tmp_path, upstream(f"client_cert: {{cert: {other}, key: {one}}}")).key
+    )
 
 
 def test_two_files_are_judged_each_under_its_own_key(tmp_path: Path) -> None:

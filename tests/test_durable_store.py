@@ -271,8 +271,10 @@ async def test_a_store_of_every_earlier_version_becomes_as_a_new_one(tmp_path: P
                 connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    async with opened(old) as migrated, opened(new) as made:
+    old_told, new_told = Told(), Told()
+    async with opened(old, report=old_told) as migrated, opened(new, report=new_told) as made:
         assert await made.read(layout) == await migrated.read(layout)
+    assert (1, 0) == tuple(told.events.count("sidecar.store.upgraded") for told in (old_told, new_told))
 
 
 def test_what_an_earlier_version_holds_is_as_it_was() -> None:

@@ -371,7 +371,7 @@ async def test_a_pair_that_does_not_belong_together_is_refused_and_the_one_befor
     mixed = held.with_name("mixed.pem")
     mixed.write_text(certificate + "-----BEGIN PRIVATE" + good.read_text().partition("-----BEGIN PRIVATE")[2])
     renew(held, mixed)
-    with pytest.raises(NotApplied, match="the key that belongs to it"):
+    with pytest.raises(NotApplied, match="the key is not that of the certificate"):
         await sidecar.reloading.reload("a test")
     assert sidecar.reloading.refused is not None
     assert old == await serial_shown(sidecar.address[1], authority)

@@ -357,6 +357,8 @@ class Admin:
             )
         if isinstance(error, ssl.SSLError):
             why = f"it does not speak TLS ({error.reason or error})"
+        if self._tls is None and isinstance(error, http.client.RemoteDisconnected):
+            why = "it hung up; where `admin.tls` is set its address begins with https://"
         return (
             f"no sidecar answers at {self._address.url} ({self._address.named_by}): {why}\n"
             f"Start one with `sidecar run`, or say where it is with --admin URL or {VARIABLE}."

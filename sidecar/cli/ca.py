@@ -48,8 +48,8 @@ def _existing(settings: Settings) -> Authority:
     found = read(state_dir)
     if found is None:
         raise Failed(
-            f"there is no authority in {state_dir} yet: for an upstream that has `intercept: true` one is made when "
-            "the sidecar starts, or by `sidecar ca export`"
+            f"there is no authority in {state_dir} yet, and none is needed before an upstream has `intercept: true`: "
+            "then one is made when the sidecar starts, or by `sidecar ca export -c FILE` with that configuration"
         )
     if found.exposed is not None:
         print(f"Warning: {found.exposed}.", file=sys.stderr)

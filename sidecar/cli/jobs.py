@@ -76,6 +76,11 @@ def _request(one: dict[str, Any]) -> str:
     return f"{one['method']} {one['url']}"
 
 
+def _unanswered(delivery: dict[str, Any]) -> str:
+    """The provider may have told of it when it was asked, or an earlier release delivered it."""
+    return "what the provider answered was not kept" if delivery["state"] == "sent" else "the provider has not answered"
+
+
 def _show_results(terminal: Terminal, found: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         terminal.line(json.dumps(found, indent=2))
@@ -84,7 +89,7 @@ def _show_results(terminal: Terminal, found: dict[str, Any], *, as_json: bool) -
         answer = one["answer"]
         told = f"delivery {one['delivery_id']} is {one['state']}; "
         if answer is None:
-            terminal.line(told + printable(one.get("problem") or "the provider has not answered it so far"))
+            terminal.line(told + printable(one.get("problem") or _unanswered(one)))
             continue
         terminal.line(terminal.paint(told + f"the provider answered {answer['status']}", "bold"))
         for name, value in answer["headers"]:

@@ -45,7 +45,12 @@ def _new(chosen: argparse.Namespace, path: Path, lines: list[str], known: tuple[
     made = new_token()
     if chosen.save is not None:
         _save(chosen.save, made)
-    _replace(path, [*(lines or [_HEADER]), str(Token(chosen.name, chosen.role, digest_of(made)))])
+    try:
+        _replace(path, [*(lines or [_HEADER]), str(Token(chosen.name, chosen.role, digest_of(made)))])
+    except BaseException:
+        if chosen.save is not None:
+            chosen.save.unlink(missing_ok=True)  # it opens nothing, and would be in the way of the next try
+        raise
     shown = {"name": chosen.name, "role": chosen.role, "file": str(path)}
     told = f"The token of {chosen.name} ({chosen.role}) is in {path} as a digest; it is not shown again."
     if chosen.save is not None:

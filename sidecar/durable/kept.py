@@ -40,7 +40,7 @@ _ERRORS = frozenset(
     f"sidecar.store.{what}"
     for what in ("degraded", "damaged", "set_aside", "gone", "mended", "log_damaged", "incomplete", "unclaimed")
 )
-_GOOD_NEWS = frozenset({"sidecar.store.recovered"})
+_GOOD_NEWS = frozenset({"sidecar.store.recovered", "sidecar.store.upgraded"})
 
 
 class Kept:

@@ -216,6 +216,12 @@ class Opener:
                 f"{self.path} was written by a newer sidecar (format {found}, this one knows up to {VERSION})",
                 "start that release again, or set another `state_dir`",
             )
+        if 0 < found < VERSION:
+            self._report(
+                "sidecar.store.upgraded",
+                f"{self.path} was written by an earlier release and is brought from format {found} to {VERSION}, which "
+                "that release cannot read; to go back to it, restore a backup that it made",
+            )
         for number in range(found, VERSION):
             connection.execute("BEGIN IMMEDIATE")
             for statement in MIGRATIONS[number]:
