@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +62,11 @@ class EarlierSessions:
     def find(self, session_id: str) -> dict[str, Any] | None:
         named = session_id.encode()
         return next((one for one in self._newest_first(named) if one["session_id"] == session_id), None)
+
+    def ids_like(self, part: str, limit: int) -> list[str]:
+        """Ids that begin or end so, the newest first."""
+        ids = (str(one["session_id"]) for one in self._newest_first(part.encode()))
+        return list(islice((whole for whole in ids if whole.startswith(part) or whole.endswith(part)), limit))
 
     def page(self, wanted: Wanted, limit: int, cursor: str | None) -> EarlierPage:
         """ValueError for a cursor that was never given out."""

@@ -113,6 +113,9 @@ async def test_after_a_restart_an_earlier_session_is_explained_as_before(
     assert before == (await admin(second, f"/sessions/{session_id}")).json
     shown = await here("explain", session_id, "--admin", url(second))
     assert (0, True) == (shown.code, told.splitlines()[0] in shown.out)
+    for part in (session_id[:8], session_id[-8:]):
+        shown = await here("explain", part, "--admin", url(second))
+        assert (0, True) == (shown.code, told.splitlines()[0] in shown.out), part
     shown = await here("sessions", "--earlier", "--admin", url(second))
     assert (0, True) == (shown.code, session_id[:8] in shown.out)
     assert [] == (await admin(second, "/sessions?earlier=true&upstream=other")).json["items"]

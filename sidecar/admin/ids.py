@@ -58,4 +58,8 @@ class Ids:
             from sidecar.durable.ids import like  # loaded with the store, not before
 
             found += await like(durable.letters.store, part, _MOST)
+        earlier = self._proxy.signals.earlier
+        if not found and earlier is not None:  # read from the disk: only for what nothing else has
+            ids = await self._proxy.loop.run_in_executor(None, earlier.ids_like, part, _MOST)
+            found = [("session", whole) for whole in ids]
         return {"items": [{"kind": kind, "id": whole} for kind, whole in found], "next_cursor": None}
