@@ -1,5 +1,8 @@
 """What a request may ask for itself, and how it is told when it cannot have it."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from sidecar.failures import Refused
@@ -122,3 +125,14 @@ def test_a_long_value_is_shown_only_in_part() -> None:
 
 def test_nothing_asked_for_is_one_shared_value() -> None:
     assert {"retry_off": False} == shown(NO_OVERRIDES)
+
+
+def test_the_readme_has_every_header_with_a_value_that_can_be_used() -> None:
+    readme = (Path(__file__).resolve().parent.parent / "README.md").read_text()
+    table = readme.partition("| a header of the request |")[2].partition("\n\n")[0]
+    shown_there = re.findall(r"`(x-sidecar-[a-z-]+): ([^`]+)`", table)
+    assert set(Overrides.__slots__) - {"respond_async", "retry_off"} == {
+        name.removeprefix("x-sidecar-").replace("-", "_") for name, _ in shown_there
+    } - {"retry"}
+    for name, value in shown_there:
+        assert shown(NO_OVERRIDES) != shown(read((name.encode(), value.encode())))
