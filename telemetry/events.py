@@ -21,6 +21,8 @@ from telemetry.sessions import Wall, correlation_id, retry_count
 from telemetry.timestamps import rfc3339
 
 _RING = 1_000
+_CHANGES = 100
+_BREAKER = "circuit_breaker_"
 _READER_QUEUE = 1_000
 _COMPONENT = "sidecar"
 _NONE: Mapping[str, Any] = {}
@@ -81,6 +83,8 @@ class Events:
         self._wall = wall
         self._to_file = to_file
         self._ring: deque[RetryEvent] = deque(maxlen=_RING)
+        self._older_changes: deque[RetryEvent] = deque(maxlen=_CHANGES)
+        """Of breakers, from before the ring begins: what an open one refuses must not push out why it opened."""
         self._readers: set[Subscription] = set()
         self._count = 0
         self.slow_readers = 0
@@ -111,6 +115,8 @@ class Events:
     ) -> None:
         self._count += 1
         event = RetryEvent(self._count, event_type, at, session, attempt, facts)
+        if len(self._ring) == _RING and self._ring[0].type.startswith(_BREAKER):
+            self._older_changes.append(self._ring[0])
         self._ring.append(event)
         if self._to_file is not None:
             self._to_file(event)
@@ -130,7 +136,7 @@ class Events:
         known = [] if last_event_id is None else self._after(last_event_id)
         reader.missed = known is None
         if known is None or (last_event_id is None and not follow):
-            known = list(self._ring)
+            known = self._known()
         for event in known[-size:]:
             reader.offer(event)
         if follow:
@@ -139,6 +145,16 @@ class Events:
             reader.ends_with = "that is all so far"
             reader.end()
         return reader
+
+    def _known(self) -> list[RetryEvent]:
+        """The ring, in which older changes of breakers take the places of its oldest other events."""
+        known, taken = list(self._older_changes), len(self._older_changes)
+        for event in self._ring:
+            if taken and not event.type.startswith(_BREAKER):
+                taken -= 1
+            else:
+                known.append(event)
+        return known
 
     def _after(self, last_event_id: str) -> list[RetryEvent] | None:
         """What came after an event that is still known; None when it is not. Numbers start again with each process, so

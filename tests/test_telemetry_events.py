@@ -174,6 +174,24 @@ async def test_an_id_from_elsewhere_brings_what_is_known(last_event_id: str) -> 
     assert [1] == [event.facts["number"] for event in await taken(reader, 1)]
 
 
+async def test_what_an_open_breaker_refuses_does_not_push_out_why_it_opened() -> None:
+    told = Events(wall)
+    told.state_changed("circuit_breaker_opened", wall(ARRIVED), {"why": "20 calls in a row failed"})
+    for _ in range(2_500):
+        told.session_ended(exhausted())
+    told.state_changed("circuit_breaker_half_open", wall(ARRIVED), {})
+    for _ in range(999):
+        told.session_ended(exhausted())
+    known = [event async for event in told.subscribe(follow=False)]
+    assert ["circuit_breaker_opened", "circuit_breaker_half_open"] == [one.type for one in (known[0], known[1])]
+    assert (1000, 998) == (len(known), sum(event.type == "retry_failure" for event in known))
+    assert sorted(known, key=lambda event: event.number) == known
+    for _ in range(500):
+        told.state_changed("circuit_breaker_opened", wall(ARRIVED), {})
+        told.session_ended(exhausted())
+    assert 1000 == len([event async for event in told.subscribe(follow=False)])
+
+
 async def test_an_id_of_an_earlier_process_brings_everything_also_when_its_number_is_one_of_ours() -> None:
     earlier, published = Events(wall), Events(wall)
     for number in range(3):
