@@ -82,7 +82,8 @@ def judge(facts: Facts, replay: Replay, idempotency: Idempotency, now: float) ->
     if facts.body_problem:
         return Verdict("not_replayable", f"it cannot be sent again: body {facts.body_problem}")
     if facts.superseded_at is not None:
-        return Verdict("superseded", f"the same request succeeded later, at {rfc3339(facts.superseded_at)}")
+        at = rfc3339(facts.superseded_at)
+        return Verdict("superseded", f"a call with the same key or the same body succeeded later, at {at}")
     expires = facts.credential_expires_at if replay.credentials == "sealed" else None
     if expires is not None and expires <= now:
         return Verdict(
