@@ -181,6 +181,9 @@ class Proxy:
         limit = self.limits.connections
         if already > limit:
             told = f"{limit} connections are open already (limits.connections)"
+            body = f"{told}, so new ones are refused, with a 503 or, before TLS, without a word; raise it"
+            fields = {Field.BODY: body}
+            self.log.event("warn", "sidecar.connections.exhausted", "", clock.monotonic(), lambda: fields)
             return Refused("OVERLOADED", told, reason="connections", retry_after=1)
         if transport is not None and number_of(transport) >= self.descriptors.apps_below:
             self.tell_out_of_descriptors()

@@ -66,7 +66,7 @@ class Reloaded:
         more = f" and {len(keys) - _TOLD} more" if len(keys) > _TOLD else ""
         told = f"{', '.join(keys[:_TOLD])}{more} changed" if keys else "nothing changed" if not self.renewed else ""
         if self.renewed:
-            told += f"{'; ' if told else ''}{' and '.join(self.renewed)} shows a renewed certificate"
+            told += f"{'; ' if told else ''}a renewed certificate is shown ({', '.join(self.renewed)})"
         if self.needs_restart:
             told += f"; restart the sidecar to put {', '.join(self.needs_restart)} in force"
         return told

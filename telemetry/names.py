@@ -102,7 +102,9 @@ CALLER_RESENDS = _counter("caller_resends", "upstream", "Requests that were here
 REQUEST_BYTES = _counter("request_bytes", "upstream", "Request body bytes sent by the app.")
 RESPONSE_BYTES = _counter("response_bytes", "upstream", "Response body bytes sent to the app.")
 TUNNELS = _counter("tunnels", "upstream result", "CONNECT and Upgrade tunnels that ended.")
-MALFORMED = _counter("malformed_requests", "reason", "Messages that could not be understood.")
+MALFORMED = _counter(
+    "malformed_requests", "reason", "Messages that could not be understood, connections that did not fit."
+)
 DENIED = _counter("denied", "reason", "Requests refused by the sidecar itself.")
 
 # ---- attempts and retries ----------------------------------------------------------------------------------------

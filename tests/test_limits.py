@@ -54,6 +54,7 @@ async def test_one_connection_too_many_gets_a_503_and_is_closed(limited: Any) ->
         assert 200 == (await app.ask(GET)).status
     assert {"first_try": 4} == sidecar.outcomes
     assert 4 == len(upstream.requests)
+    assert "sidecar.connections.exhausted" in sidecar.logged.getvalue()
 
 
 async def test_a_refused_connection_reads_its_503_even_if_it_has_sent_its_request_already(limited: Any) -> None:

@@ -358,7 +358,7 @@ async def test_a_renewed_certificate_is_noticed_by_itself(
     renew(held, authority.issue("127.0.0.1"))
     sidecar = await start_sidecar(listen={"port": 0, "tls": {"cert": str(held), "key": str(held)}})
     renew(held, new)
-    await until(lambda: "shows a renewed certificate" in sidecar.logged.getvalue())
+    await until(lambda: "a renewed certificate is shown (listen.tls)" in sidecar.logged.getvalue())
     assert serial(new) == await serial_shown(sidecar.address[1], authority)
 
 
@@ -399,8 +399,6 @@ async def test_other_files_for_tls_need_no_restart_and_its_coming_or_going_does(
 async def test_interception_works_inside_tls_to_the_sidecar(
     start_sidecar: Starter, start_upstream: UpstreamStarter, authority: Authority
 ) -> None:
-    from pathlib import Path
-
     upstream = await start_upstream(always(OK), tls=server_side(authority.issue("api.test")))
     file = str(authority.issue("127.0.0.1"))
     sidecar = await start_sidecar(

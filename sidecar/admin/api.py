@@ -88,6 +88,7 @@ class Api:
         beyond = not is_loopback(self._proxy.settings.admin.host)
         guard = Guard(self._proxy, served, None if probes_only else Access(self._proxy), beyond=beyond)
         app = web.Application(middlewares=[door.attended, guard.in_one_shape], client_max_size=BODY_LIMIT)
+        app.on_response_prepare.append(_without_versions)
         paths = {route.path for route in served}
         for route in served:
             path = unmistakable(route.path, paths)
@@ -103,6 +104,11 @@ class Api:
 
     async def _stop(self, app: web.Application) -> None:
         self.events.end()
+
+
+async def _without_versions(request: web.Request, response: web.StreamResponse) -> None:
+    """Whoever can reach `probes` need not know which Python and which library answer."""
+    response.headers.popall("Server", None)
 
 
 def unmistakable(path: str, paths: Iterable[str]) -> str:
