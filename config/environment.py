@@ -8,6 +8,7 @@ place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from config.policy import SHIPPED
 from config.problems import Problem, dotted
 
 PREFIX = "SIDECAR__"
+_MISSPELT = re.compile(r"SIDECAR_[A-Z][A-Z0-9]*(_[A-Z0-9]+)*__", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -45,6 +47,10 @@ class Overlay:
 def overlay(data: Mapping[Any, Any], environ: Mapping[str, str]) -> Overlay:
     """Lay every `SIDECAR__…` variable over the file's values."""
     result = Overlay(dict(data))
+    for name in environ:
+        if _MISSPELT.match(name):
+            message = f"no such variable; behind SIDECAR stand two underscores: {PREFIX}{name[8:]}"
+            result.problems.append(Problem(message, variable=name))
     named = [name for name in environ if name.upper().startswith(PREFIX)]
     owners: dict[KeyPath, str] = {}
     # Sections before the keys inside them, so that the more precise variable wins.

@@ -98,6 +98,8 @@ def test_the_given_environment_and_file_are_left_as_they_were(file: Path) -> Non
         ("SIDECAR__LISTEN__PORT", "4141", "admin.port", "already takes 127.0.0.1:4141"),
         ("SIDECAR__", "5", "", "the name is incomplete"),
         ("SIDECAR__LISTEN____PORT", "5", "", "the name is incomplete"),
+        ("SIDECAR_LISTEN__PORT", "5", "", "two underscores: SIDECAR__LISTEN__PORT"),
+        ("SIDECAR_DEAD_LETTER__MAX_BYTES", "5", "", "two underscores: SIDECAR__DEAD_LETTER__MAX_BYTES"),
     ],
 )
 def test_a_mistake_in_a_variable_names_the_variable(name: str, value: str, key: str, words: str) -> None:
