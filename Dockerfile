@@ -62,8 +62,8 @@ USER 10001:10001
 WORKDIR /var/lib/sidecar
 VOLUME /var/lib/sidecar
 
-# The proxy and its admin interface.
-EXPOSE 4140 4141
+# The proxy, its admin interface, and `probes`. All listen on loopback unless the configuration says otherwise.
+EXPOSE 4140 4141 4142
 
 # Finds `probes` or the admin port wherever the configuration put it: from the environment, or from the file that the
 # process in here was started with.

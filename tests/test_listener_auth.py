@@ -24,6 +24,7 @@ from tests.doubles.app import App
 from tests.doubles.authority import Authority, server_side
 from tests.doubles.faults import until
 from tests.doubles.upstream import Upstream, always, answer
+from tests.test_cli_admin import here
 
 CHEAP = "pbkdf2:sha256:10000$saltsalt$"
 OK = answer(b"fine")
@@ -349,6 +350,28 @@ async def test_a_renewed_certificate_is_shown_to_new_connections_after_a_reload_
     assert [serial(new)] * 2 == [await serial_shown(port, authority) for port in ports]
     assert 404 == (await app.ask("GET /u/x HTTP/1.1\r\nHost: s\r\n\r\n")).status
     assert () == (await sidecar.reloading.reload("a test")).renewed
+
+
+async def test_whoever_orders_a_reload_is_told_of_a_renewed_certificate(
+    with_tls: tuple[Running, Path, Path], authority: Authority
+) -> None:
+    sidecar, held, _ = with_tls
+    reload = ("reload", "--admin", f"https://127.0.0.1:{sidecar.admin_address[1]}", "--ca", str(authority.bundle))
+    assert "Nothing changed" in (await here(*reload)).out
+    renew(held, authority.issue("127.0.0.1"))
+    told = await here(*reload)
+    assert (0, "") == (told.code, told.err)
+    assert {f"{role}.tls: a renewed certificate is shown from now on" for role in ("admin", "listen")} == {
+        *told.out.splitlines()
+    }
+
+
+async def test_plain_http_to_an_admin_port_with_tls_is_told_what_is_missing(
+    with_tls: tuple[Running, Path, Path],
+) -> None:
+    sidecar, *_ = with_tls
+    told = await here("breakers", "--admin", f"http://127.0.0.1:{sidecar.admin_address[1]}")
+    assert (1, True) == (told.code, "its address begins with https://" in told.err)
 
 
 async def test_a_renewed_certificate_is_noticed_by_itself(
