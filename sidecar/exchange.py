@@ -30,7 +30,7 @@ from sidecar.policy.overrides import NO_OVERRIDES
 from sidecar.posting import Posting
 from sidecar.tunnel import check_room
 from sidecar.upstream.connection import UpstreamConnection
-from telemetry.record import CONNECTED, SENT, Attempt, Session
+from telemetry.record import CONNECTED, NEVER_BEGUN, SENT, Attempt, Session
 
 if TYPE_CHECKING:
     from sidecar.body import RequestBody
@@ -153,10 +153,11 @@ class Exchange(Posting):
         finally:
             self._settle(clock.monotonic() if sink is None else self._streamed_until())
 
-    def never_begun(self) -> None:
-        """The app has left before its turn came: a request it made, and no more."""
+    def never_begun(self, code: str | None = None) -> None:
+        """Its connection has ended before its turn came: a request that was made, and no more. `code` where that was
+        the app's doing."""
         record = self.record
-        record.outcome, record.code = "cancelled", "CLIENT_DISCONNECTED"
+        record.outcome, record.code, record.message = "cancelled", code, NEVER_BEGUN
         try:
             if record.method != "CONNECT":
                 destination, _ = self._client.find_destination(self._request, self._proxy)

@@ -125,19 +125,23 @@ class Downstream(RequestReader):
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         self._deaf = True
-        left_behind, self._waiting = self._waiting, deque()
-        if self._exchange is not None:
-            self._exchange.cancel()
-        for request in left_behind:
-            Exchange(self.proxy, self, request, clock.monotonic()).never_begun()
+        left_behind, exchange = self._left_behind(), self._exchange
+        by_app = exchange is None or exchange.keep_alive  # else it was to end here, or has been cut off
+        if exchange is not None:
+            exchange.cancel()
+        self._never_begun(left_behind, "CLIENT_DISCONNECTED" if by_app else None)
         self._let_go()
 
-    def _forget_waiting(self) -> None:
-        """Those whose exchange never began."""
-        for request in self._waiting:
-            if request.body is not None:
-                request.body.let_go()
+    def _left_behind(self) -> list[Request]:
+        """Nobody else begins with those that wait."""
+        left_behind = list(self._waiting)
         self._waiting.clear()
+        return left_behind
+
+    def _never_begun(self, requests: list[Request], code: str | None) -> None:
+        """They have arrived, so each of them has an outcome too."""
+        for request in requests:
+            Exchange(self.proxy, self, request, clock.monotonic()).never_begun(code)
 
     def _let_go(self) -> None:
         """Nothing more will be read here. The parser and the last body point back at this connection: left to the
@@ -313,7 +317,7 @@ class Downstream(RequestReader):
             self._linger(transport)
         else:
             transport.close()
-        self._forget_waiting()
+        self._never_begun(self._left_behind(), None)
 
     def _linger(self, transport: asyncio.Transport) -> None:
         """Close in both directions, but read on for a moment: closing over unread bytes would reset the

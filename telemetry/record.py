@@ -235,6 +235,8 @@ class Session:
         """Keyed hash of the credential, never the credential."""
 
 
+NEVER_BEGUN = "its connection ended behind a request before it, so it was never sent anywhere"
+"""What is said of a request that was pipelined and had no turn."""
 NOTHING_KEPT = "DLQ_FULL"
 BODY_NOT_KEPT = "DLQ_BODY_NOT_KEPT"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from telemetry.record import CONNECTED, FATAL, NOT_CONNECTED, PARTLY_SENT, SENT, Attempt, Session
+from telemetry.record import CONNECTED, FATAL, NEVER_BEGUN, NOT_CONNECTED, PARTLY_SENT, SENT, Attempt, Session
 from telemetry.redact import Redactor
 
 ENDINGS = {
@@ -48,6 +48,8 @@ def ending(session: Session) -> str:
         return "went through a tunnel that broke"
     if session.outcome == "denied" and 0 < session.status < 400:
         return "was answered by the sidecar itself"
+    if session.outcome == "cancelled" and session.message == NEVER_BEGUN:
+        return "was never begun"
     return ENDINGS.get(session.outcome, session.outcome)
 
 
@@ -199,6 +201,12 @@ def _failed(session: Session, redactor: Redactor) -> str:
     return f"{_answer(session)}, {source}: {_with_reason(session, redactor)}. The outcome is {session.outcome}."
 
 
+def _cancelled(session: Session, redactor: Redactor) -> str:
+    if session.message == NEVER_BEGUN:
+        return f"It was never begun: {NEVER_BEGUN}. It can be sent again without any danger."
+    return f"The app went away after {seconds(session.ended - session.started)}, and everything was stopped."
+
+
 def _tunnelled(session: Session, redactor: Redactor) -> str:
     carried = (
         f"{session.request_bytes:,} bytes there and {session.response_bytes:,} back in "
@@ -245,7 +253,7 @@ LAST_WORDS: dict[str, Callable[[Session, Redactor], str]] = {
     "tunnelled": _tunnelled,
     "rejected": lambda s, r: f"The app got the upstream's verdict, {s.status}: {_with_reason(s, r)}.",
     "denied": _denied,
-    "cancelled": lambda s, r: f"The app went away after {seconds(s.ended - s.started)}, and everything was stopped.",
+    "cancelled": _cancelled,
     "breaker_open": _breaker_open,
     "failed_streaming": lambda s, r: (
         f"The answer ({s.status}) broke off after {s.response_bytes:,} bytes; the app saw a broken connection, never a "

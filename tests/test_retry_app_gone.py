@@ -23,7 +23,7 @@ from tests.doubles.faults import (
     unanswering_port,
     until,
 )
-from tests.doubles.upstream import Talk, Upstream, answer
+from tests.doubles.upstream import Script, Talk, Upstream, always, answer
 from tests.test_dead_letters_live import busy_store
 
 GET = request("GET", "/u/x")
@@ -373,3 +373,41 @@ async def test_requests_behind_one_that_runs_are_cancelled_with_it(
     assert ({"cancelled": 5}, 1) == (sidecar.outcomes, len(upstream.requests))
     labels = {session.upstream for session in ended(sidecar)}
     assert ({"u", "_none"}, 0) == (labels, sidecar.proxy.directory.configured["u"].requests)
+
+
+# ---- a connection that ends with an answer, and what was pipelined behind it -------------------------------------
+
+
+async def broken_off(talk: Talk) -> None:
+    await talk.read_request()
+    await talk.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+    talk.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "script", "outcome"),
+    [
+        (b"GET /u/x HTTP/1.0\r\nHost: s\r\nConnection: keep-alive\r\n\r\n", always(answer(b"ok")), "first_try"),
+        (GET, broken_off, "failed_streaming"),
+        (request("GET", "/u/x", "Host: s"), always(answer(b"ok")), None),
+    ],
+)
+async def test_a_request_behind_the_last_answer_of_a_connection_is_told_to_have_never_begun(
+    start_sidecar: Starter, start_upstream: UpstreamStarter, first: bytes, script: Script, outcome: str | None
+) -> None:
+    upstream = await start_upstream(script)
+    sidecar = await start_sidecar(upstreams=route(upstream))
+    app = await sidecar.app()
+    behind = request("POST", "/u/behind", body=b"five!")
+    await app.send(first + behind + behind + GET)
+    assert (await app.reply()).status
+    assert await app.closed()
+    await at_rest(sidecar)
+    await until(lambda: {"cancelled": 3, **({outcome: 1} if outcome else {})} == sidecar.outcomes)
+    session = next(session for session in ended(sidecar) if session.method == "POST")
+    assert ("u", None, [], 0) == (session.upstream, session.code, session.attempts, session.status)
+    told = sidecar.proxy.signals.explain(session)
+    assert "POST to u was never begun" in told
+    assert "its connection ended behind a request before it, so it was never sent anywhere" in told
+    assert (1 if outcome else 0) == len(upstream.requests)
+    assert 0 == sidecar.proxy.held.all
