@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import httptools
 
 from sidecar import clock
+from sidecar.body import RequestBody
 from sidecar.exchange import Exchange
 from sidecar.failures import Malformed, Refused
 from sidecar.incoming import find_destination, find_tunnel
@@ -65,6 +66,8 @@ class Downstream(RequestReader):
         self._stands_for = None
         self._body = None
         self._body_again = None
+        self._chunk_lines = None
+        self._of_head = 0
         self._last = None
         self._head_bytes = 0
         self.take_limits()
@@ -147,7 +150,7 @@ class Downstream(RequestReader):
         """Nothing more will be read here. The parser and the last body point back at this connection: left to the
         collector, the circle would keep whole bodies for as long as it is not run."""
         self.parser = _NO_PARSER
-        self._last = self._body = self._arriving = self._body_again = None
+        self._last = self._body = self._arriving = self._body_again = self._chunk_lines = None
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
@@ -183,13 +186,15 @@ class Downstream(RequestReader):
 
     def _parse(self, data: bytes) -> None:
         body = self._body
-        taken = 0
+        taken, wanted = 0, data
         if body is None:
             self._head_bytes += len(data)
         else:
             taken = body.total
+            if self._chunk_lines is not None:
+                wanted = self._chunk_lines.follow(data)
         try:
-            self.parser.feed_data(data)
+            self.parser.feed_data(wanted)
         except httptools.HttpParserUpgrade as switch:
             self._switch(data[switch.args[0] :])
         except httptools.HttpParserError as error:
@@ -197,27 +202,42 @@ class Downstream(RequestReader):
         if self._arriving is not None:
             self._head_goes_on(data)
             return
+        if self._body is not None:
+            self._body_goes_on(data, body, taken)
         self.head_since = 0.0
-        if body is not None and body is self._body:
+
+    def _body_goes_on(self, data: bytes, before: RequestBody | None, taken: int) -> None:
+        """A body is being read; `before` is the one that was before `data`, of which `taken` bytes were here."""
+        body = self._body
+        assert body is not None
+        if body is before:
             # Between pieces of the body, and behind it, are chunk sizes and trailers: bounded like a head.
             self._head_bytes = self._head_bytes + len(data) if body.total == taken else 0
             if self._head_bytes > self._head_limit:
                 self._parse_failed(head_too_large())
+        elif body.chunked and self._chunk_lines is None:
+            self.follow_chunks(data, stopped=False)
 
     def _parse_otherwise(self, data: bytes, error: httptools.HttpParserError) -> None:
         """llhttp has stopped. What follows cannot be parsed, or only in other words."""
         instead = self.read_with_stand_in(data, error)
-        if instead is None:
-            self._parse_failed(unparsable(error))
-            return
-        if not instead:
-            return
+        if instead is not None:
+            try:
+                if instead:
+                    self.parser.feed_data(instead)
+                return
+            except httptools.HttpParserUpgrade as switch:
+                self._switch(instead[switch.args[0] :])
+                return
+            except httptools.HttpParserError as failed:
+                error = failed
+        body = self._body
         try:
-            self.parser.feed_data(instead)
-        except httptools.HttpParserUpgrade as switch:
-            self._switch(instead[switch.args[0] :])
+            if body is not None and body.chunked and self.follow_chunks(data, stopped=True):
+                return
         except httptools.HttpParserError as failed:
-            self._parse_failed(unparsable(failed))
+            error = failed
+        self._parse_failed(unparsable(error))
 
     def _head_goes_on(self, data: bytes) -> None:
         """The beginning of a head is here."""

@@ -20,6 +20,7 @@ import httptools
 from aiohttp.web_protocol import RequestHandler
 
 from sidecar.body import RequestBody
+from sidecar.chunks import ChunkLines, behind_head
 from sidecar.failures import Malformed, Refused
 from sidecar.headers import (
     CALLER,
@@ -221,10 +222,12 @@ class RequestReader(RequestHandler):
         "_begun",
         "_body",
         "_body_again",
+        "_chunk_lines",
         "_head_bytes",
         "_head_limit",
         "_held",
         "_last",
+        "_of_head",
         "_replay_limit",
         "_stands_for",
         "_waiting",
@@ -240,12 +243,16 @@ class RequestReader(RequestHandler):
     """The body being read."""
     _body_again: RequestBody | None
     """The body that a second parser is told about; see `read_body_behind`."""
+    _chunk_lines: ChunkLines | None
+    """In front of the parser, where the body is one in chunks whose beginning is known."""
     _head_bytes: int
     """Bytes received since the last complete head."""
     _head_limit: int
     _held: Held
     _last: Request | None
     """The newest complete head."""
+    _of_head: int
+    """What `_head_bytes` was when the head of the body arrived whole, in the piece that is being read."""
     _replay_limit: int
     _stands_for: bytes | None
     """The method of the head being read with a stand-in."""
@@ -302,6 +309,7 @@ class RequestReader(RequestHandler):
             self._look_closer(request, parser.get_http_version())
         if request.transfer_encoding is not None or request.content_length:
             request.chunked = request.transfer_encoding is not None
+            self._of_head = self._head_bytes
             request.body = self._new_body(request)
             # Behind an Upgrade llhttp reads no body.
             self._body = None if parser.should_upgrade() else request.body
@@ -327,7 +335,7 @@ class RequestReader(RequestHandler):
     def on_message_complete(self) -> None:
         if self._body is not None:
             self._body.finish()
-            self._body = None
+            self._body = self._chunk_lines = None
             self._head_bytes = 0
 
     def read_with_stand_in(self, data: bytes, error: BaseException) -> bytes | None:
@@ -362,10 +370,40 @@ class RequestReader(RequestHandler):
         protocol, so a second parser is told by a head of our own how the body is framed."""
         self.parser = request_parser(self)
         self._body_again = request.body
-        framing = (
-            b"Transfer-Encoding: chunked" if request.chunked else b"Content-Length: %d" % (request.content_length or 0)
-        )
-        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
+        framing = b"Content-Length: %d" % (request.content_length or 0)
+        if request.chunked:
+            framing, self._chunk_lines = b"Transfer-Encoding: chunked", ChunkLines()
+        closing = b"" if request.keep_alive else b"Connection: close\r\n"  # so that nothing is read behind it
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b%b\r\n\r\n" % (closing, framing))
+
+    def follow_chunks(self, data: bytes, *, stopped: bool) -> bool:
+        """`data` has brought the end of a head and what comes behind it, in chunks: from now on it is known where a
+        size stands, if it is known where the head began. `stopped`: the parser did not get through. True if another one
+        did, or another word for it.
+
+        Only for a head that began with a piece of its own, as above."""
+        begun, request = self._begun if self.head_since else b"", self._last
+        of_head, self._of_head = self._of_head, 0
+        if begun is None or request is None or of_head != len(begun) + len(data):
+            return False
+        data = (begun + data).lstrip(CRLF)
+        end = behind_head(data, 0)
+        if end is None:
+            return False
+        lines = ChunkLines()
+        rest = lines.follow(data, end)
+        if stopped:
+            if rest == data[end:]:
+                return False  # no line is shorter now: what is wrong is something else
+            if request.body is not None:
+                request.body.let_go()
+            request.body = self._new_body(request)
+        if stopped or lines.begun:
+            self.read_body_behind(request)
+        self._chunk_lines = lines
+        if stopped:
+            self.parser.feed_data(rest)
+        return True
 
     def _look_closer(self, request: Request, version: str) -> None:
         if version != "1.1":

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import httptools
 
+from sidecar.chunks import ChunkLines, behind_head
 from sidecar.headers import (
     CONNECTION,
     CONTENT_LENGTH,
@@ -37,12 +38,39 @@ _KEEP_ALIVE = frozenset({b"", b"keep-alive", b"Keep-Alive"})
 """What `Connection` says most often, and what the parser knows anyway."""
 _BODYLESS = frozenset({204, 304})
 _HEAD_END = b"\r\n\r\n"
+_HEAD_OF_ITS_OWN = b"HTTP/1.1 200\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def response_parser(protocol: object) -> httptools.HttpResponseParser:
     parser = httptools.HttpResponseParser(protocol)
     parser.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True)  # by RFC 9112, 7.1.1; old servers pad sizes
     return parser
+
+
+class _RestOfAnswer:
+    """Where a parser tells what it finds that gets the chunks of an answer behind a head of our own."""
+
+    __slots__ = ("_begun", "on_body", "reader")
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self.reader = reader
+        self.on_body = reader.on_body
+        self._begun = False
+
+    def on_message_begin(self) -> None:
+        if self._begun:
+            self.reader.on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._begun:
+            self.reader.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._begun = True
+
+    def on_message_complete(self) -> None:
+        self.reader.on_message_complete()
+        self.reader.read_heads_again()
 
 
 class Sink(Protocol):
@@ -74,6 +102,9 @@ class AnswerReader:
     __slots__ = (
         "_bodyless",
         "_buffer_limit",
+        "_chunk_lines",
+        "_chunks_begin",
+        "_end_of_head",
         "_ends_with_head",
         "_fault",
         "_fields",
@@ -108,6 +139,12 @@ class AnswerReader:
 
     _bodyless: bool
     _buffer_limit: int
+    _chunk_lines: ChunkLines | None
+    """In front of the parser, where the answer is one in chunks that did not end with its head."""
+    _chunks_begin: bool
+    """In the segment that has just been read."""
+    _end_of_head: bytes
+    """The last bytes of a head that has not arrived whole: its empty line may have begun."""
     _ends_with_head: bool
     """The answer is one without a body, whatever its head announces."""
     _fault: str | None
@@ -220,6 +257,7 @@ class AnswerReader:
                 raise self._refuse("the response uses a transfer coding other than chunked")
             if self._parser.get_http_version() == "1.0":
                 raise self._refuse("an HTTP/1.0 response cannot be chunked")
+            self._chunks_begin = True
         else:
             self._until_close = True
         self._unusual = True
@@ -262,6 +300,33 @@ class AnswerReader:
         self.complete = True
         self.ready = True
 
+    def follow_chunks(self, data: bytes, *, stopped: bool) -> bool:
+        """`data` has brought the end of a head and what comes behind it, in chunks: from now on it is known where a
+        size stands. `stopped`: the parser did not get through. True where another one did, or another word for it."""
+        self._chunks_begin = False
+        data = self._end_of_head + data
+        end = behind_head(data, 0)
+        while end is not None and data.startswith(b"HTTP/1.", end):  # those before it were interim ones
+            end = behind_head(data, end)
+        if end is None:
+            return False
+        lines = ChunkLines()
+        rest = lines.follow(data, end)
+        if stopped and rest == data[end:]:
+            return False  # no line is shorter now: what is wrong is something else
+        self._chunk_lines = lines
+        if stopped or lines.begun:
+            self._parser = response_parser(_RestOfAnswer(self))
+            self._parser.feed_data(_HEAD_OF_ITS_OWN)
+        if stopped:
+            self.received = self._waiting_bytes = 0
+            self.waiting, self.trailers = [], []
+            self._parser.feed_data(rest)
+        return True
+
+    def read_heads_again(self) -> None:
+        self._parser = response_parser(self)
+
     def take_past_parser(self, data: bytes) -> None:
         """A piece of a long body of known length: nothing in it is to be understood, and llhttp would copy it."""
         left = self._left
@@ -270,7 +335,7 @@ class AnswerReader:
             self.on_body(data)
             return
         self._left = 0
-        self._parser = response_parser(self)  # the old one still waits for this body
+        self.read_heads_again()  # the old parser still waits for this body
         if len(data) > left:
             self.found_surplus()
         self.on_body(data[:left])
@@ -292,8 +357,12 @@ class AnswerReader:
             # The parser takes what follows for a body: it may keep the beginning of a chunk without a word.
             if not _HEAD_END.endswith(data[-len(_HEAD_END) :]):
                 self.found_surplus()
-        elif not self.complete and head is not None and head.content_length is not None:
+        elif self.complete or head is None:
+            pass
+        elif head.content_length is not None:
             self._left = head.content_length - self.received
+        elif self._chunks_begin:
+            self.follow_chunks(data, stopped=False)
 
     def _refuse(self, fault: str) -> ValueError:
         """llhttp stops at any exception; `data_received` turns the fault into the failure."""

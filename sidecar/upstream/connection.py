@@ -137,6 +137,9 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         self.trailers = []
         self._interim_seen = False
         self._left = 0
+        self._chunk_lines = None
+        self._chunks_begin = False
+        self._end_of_head = b""
         self._sink = None
         self.waiting = []  # body bytes the exchange has not taken yet
         self._waiting_bytes = 0
@@ -303,6 +306,16 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
             return "the request body stopped moving"
         return "no response head arrived in time"
 
+    def _stopped_by(self, error: httptools.HttpParserError, data: bytes) -> bool:
+        """llhttp got no further. False if that is no reason to end the attempt."""
+        if self._chunks_begin and not self.complete and self._fault is None:
+            try:
+                if self.follow_chunks(data, stopped=True):
+                    return False
+            except httptools.HttpParserError as again:
+                error = again
+        return self._broken_by(error)
+
     def _broken_by(self, error: httptools.HttpParserError) -> bool:
         """False if the answer was complete when the parser stopped: what is wrong lies behind it."""
         if self.complete:
@@ -395,14 +408,17 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
                 self.owner.wake()
             return
         received = self.received
+        wanted = data
         if self.head is None:
             self._head_bytes += len(data)
+        elif self._chunk_lines is not None:
+            wanted = self._chunk_lines.follow(data)
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(wanted)
         except httptools.HttpParserUpgrade as switch:
             self.tail = data[switch.args[0] :]
         except httptools.HttpParserError as error:
-            if self._broken_by(error):
+            if self._stopped_by(error, data):
                 return
         if self.ready:
             if not self.buffered:
@@ -413,5 +429,8 @@ class UpstreamConnection(AnswerReader, asyncio.Protocol):
         if self.head is not None:
             # Between pieces of the body, and behind it, are chunk sizes and trailers: bounded like a head.
             self._head_bytes = self._head_bytes + len(data) if self.received == received else 0
+        else:
+            self._end_of_head = (self._end_of_head + data)[-3:]
+            self._unusual = True
         if self._head_bytes > self._head_limit and not self.closed:
             self.fail(AttemptFailed("PROTOCOL_ERROR", self._endless_head(), self.phase))

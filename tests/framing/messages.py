@@ -127,6 +127,14 @@ EXTENSIONS = [b""] * 6 + [
     b"\t",
     b";a;b=c",
     b";a =b",
+    b"; a= b",
+    b"\t;\ta\t=\tb",
+    b"; a ; b",
+    b'; a = "b;\\" c" ;d',
+    b"; a=b ",
+    b" ; a b",
+    b'; a="b" c',
+    b"; a\n",
 ]
 TRAILERS = [b""] * 6 + [
     b"X-T: 1\r\n",

@@ -79,6 +79,11 @@ class Asked:
         return tuple(self.request.body.trailers) if self.request.body is not None else ()
 
     @property
+    def broken(self) -> str:
+        """Why it cannot become whole."""
+        return (self.request.body._failure or "") if self.request.body is not None else ""
+
+    @property
     def whole(self) -> bool:
         return self.request.body is None or self.request.body.finished
 

@@ -390,8 +390,6 @@ def _chunk_size(line: bytes, liberties: set[str]) -> int:
             liberties.add("white space behind the size of a chunk")  # padding, as old servers have it
         elif not _well_formed(extension):
             liberties.add("a malformed chunk extension")
-        elif b" " in extension or b"\t" in extension:
-            liberties.add("white space in a chunk extension")
     return int(digits, 16)
 
 
