@@ -60,9 +60,9 @@ def answer_passed_on(message: Message) -> tuple[object, ...]:
     """What of an answer has to arrive."""
     fields, reason = passed(message), message.start[13:]
     if any((byte < 0x20 and byte != 0x09) or byte == 0x7F for byte in reason):
-        reason = HTTPStatus(
-            message.status
-        ).phrase.encode()  # the usual one: nobody needs what is said there (RFC 9112, 4)
+        # The usual one, if there is one: nobody needs what is said there (RFC 9112, 4).
+        usual = [status.phrase.encode() for status in HTTPStatus if status == message.status]
+        reason = usual[0] if usual else b""
     return (message.status, reason, fields, message.body, trailers(message))
 
 
