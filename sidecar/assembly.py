@@ -208,7 +208,10 @@ class Sidecar:
             self._offer_place()
         shortage = proxy.descriptors.shortage(settings.limits.connections)
         if shortage is not None:
-            self.log.warn("sidecar.descriptors.short", shortage)
+            # Nobody asked for the default: that not quite all of it fits is no reason to be alarmed at every start.
+            asked = self.reloading.loaded.origins.get("limits.connections", "default") != "default"
+            alarming = asked or proxy.descriptors.apps_below < settings.limits.connections
+            (self.log.warn if alarming else self.log.info)("sidecar.descriptors.short", shortage)
         if path is not None and path.is_file():  # not a pipe, which can be read only once
             last_read = lambda: self.reloading.last_read  # noqa: E731  # a name says what it is
             looking = partial(watch, path, last_read, lambda: self.reload("the file changed"), self._stopping)

@@ -128,7 +128,8 @@ async def test_out_of_descriptors_an_app_reads_a_503_and_health_still_answers(
 ) -> None:
     upstream = await start_upstream(OK)
     process = await (await limited("-n 220", upstreams=routed(upstream))).ready()
-    assert "ulimit -n" in (await process.logged("sidecar.descriptors.short"))["body"]
+    told = await process.logged("sidecar.descriptors.short")
+    assert ("WARN", True) == (told["severity_text"], "ulimit -n" in told["body"])
     served = await process.app()
     others = await silent(process.address, 250)
     try:
@@ -226,3 +227,13 @@ async def test_over_tls_those_who_never_begin_are_bounded_too(start_sidecar: Sta
     for other in others:
         other.close()
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "level"), [({}, "INFO"), ({"connections": 10_000}, "WARN")], ids=["by default", "asked for"]
+)
+async def test_only_who_asked_for_so_many_connections_is_warned_that_not_all_fit(
+    limited: Limited, limits: dict[str, int], level: str
+) -> None:
+    process = await (await limited("-n 15000", limits=limits)).ready()
+    assert level == (await process.logged("sidecar.descriptors.short"))["severity_text"]
