@@ -62,7 +62,7 @@ async def test_groups_are_counted_by_any_words(sidecar: Running, upstream: Upstr
 async def test_many_are_discarded_after_it_was_said_how_many(sidecar: Running, upstream: Upstream) -> None:
     ids = await five(sidecar, upstream)
     filtered = ("dlq", "discard", "--error-class", "NETWORK_TIMEOUT", "--reason", "they have them")
-    assert "2 dead letters fit.\n" == (await ask(sidecar, *filtered, "--dry-run")).out
+    assert "2 dead letters would be changed.\n" == (await ask(sidecar, *filtered, "--dry-run")).out
     silent = await run(*filtered, SIDECAR_ADMIN=url(sidecar))
     assert (2, True) == (silent.code, "nothing was changed: nobody is there to ask" in silent.err)
     assert "2 of 2 dead letters changed.\n" == (await ask(sidecar, *filtered, "--yes")).out

@@ -15,6 +15,7 @@ from sidecar.cli.dlq import which
 from sidecar.cli.table import Cell, Column, Table
 from sidecar.cli.terminal import Terminal, printable
 from sidecar.cli.whenever import ago
+from telemetry.sentences import counted
 
 _LONGEST = 900.0
 
@@ -48,7 +49,7 @@ def groups(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int:
     table.show(rows)
     left_out = found["total"] - len(rows)
     more = f"; the smallest {left_out} groups are not shown" if left_out else ""
-    terminal.line(terminal.paint(f"{found['entries']} dead letters in {found['total']} groups{more}.", "dim"))
+    terminal.line(terminal.paint(f"{counted(found['entries'], 'dead letter')} in {counted(found['total'], 'group')}{more}.", "dim"))
     return 0
 
 
@@ -58,17 +59,17 @@ def change(
     order = {**change, "filter": which(chosen), "all": chosen.all}
     would = admin.post(path, {**order, "dry_run": True})
     if chosen.dry_run:
-        terminal.line(json.dumps(would, indent=2) if chosen.json else f"{would['fit']} dead letters fit.")
+        terminal.line(json.dumps(would, indent=2) if chosen.json else f"{counted(would['fit'], 'dead letter')} would be changed.")
         return 0
     if not would["fit"]:
         raise Failed("no dead letter fits, so nothing was changed")
     if not chosen.yes:
-        _ask(f"{verb} {would['fit']} dead letters?")
+        _ask(f"{verb} {counted(would['fit'], 'dead letter')}?")
     done = admin.post(path, order, patience=_LONGEST)
     if chosen.json:
         terminal.line(json.dumps(done, indent=2))
     else:
-        terminal.line(f"{done['changed']} of {done['fit']} dead letters changed.")
+        terminal.line(f"{done['changed']} of {counted(done['fit'], 'dead letter')} changed.")
         for why, number in done["refused"].items():
             terminal.line(printable(f"  {number} left as they are: {why}"))
     return 0 if done["changed"] else 1
