@@ -49,7 +49,11 @@ def groups(admin: Admin, terminal: Terminal, chosen: argparse.Namespace) -> int:
     table.show(rows)
     left_out = found["total"] - len(rows)
     more = f"; the smallest {left_out} groups are not shown" if left_out else ""
-    terminal.line(terminal.paint(f"{counted(found['entries'], 'dead letter')} in {counted(found['total'], 'group')}{more}.", "dim"))
+    terminal.line(
+        terminal.paint(
+            f"{counted(found['entries'], 'dead letter')} in {counted(found['total'], 'group')}{more}.", "dim"
+        )
+    )
     return 0
 
 
@@ -59,7 +63,9 @@ def change(
     order = {**change, "filter": which(chosen), "all": chosen.all}
     would = admin.post(path, {**order, "dry_run": True})
     if chosen.dry_run:
-        terminal.line(json.dumps(would, indent=2) if chosen.json else f"{counted(would['fit'], 'dead letter')} would be changed.")
+        terminal.line(
+            json.dumps(would, indent=2) if chosen.json else f"{counted(would['fit'], 'dead letter')} would be changed."
+        )
         return 0
     if not would["fit"]:
         raise Failed("no dead letter fits, so nothing was changed")
