@@ -13,15 +13,17 @@ from pathlib import Path
 VARIABLE = "SIDECAR_REVISION"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LONGEST = 40
+_ENOUGH = 12
+"""Digits of a commit that are shown: as many as a person compares and a panel holds."""
 
 
 def revision(environ: Mapping[str, str], top: Path = Path(__file__).parent.parent) -> str:
     """The commit, or whatever the image was told; empty when nobody knows."""
     said = environ.get(VARIABLE, "").strip()
     if said:
-        return said[:_LONGEST]
+        return said[: _ENOUGH if _COMMIT.fullmatch(said) else _LONGEST]
     try:
-        return _of_checkout(top / ".git")
+        return _of_checkout(top / ".git")[:_ENOUGH]
     except (OSError, ValueError):
         return ""
 

@@ -44,12 +44,13 @@ def written(top: Path, **files: str) -> Path:
     ],
 )
 def test_a_checkout_says_on_which_commit_it_stands(tmp_path: Path, expected: str, files: dict[str, str]) -> None:
-    assert expected == revision({}, written(tmp_path, **files))
+    assert expected[:12] == revision({}, written(tmp_path, **files))
 
 
 def test_what_an_image_was_told_goes_first(tmp_path: Path) -> None:
     top = written(tmp_path, _dot_git__HEAD=OTHER)
     assert "v7" == revision({"SIDECAR_REVISION": " v7 "}, top)
+    assert OTHER[:12] == revision({"SIDECAR_REVISION": OTHER}, top)
     assert 40 == len(revision({"SIDECAR_REVISION": "x" * 1000}, top))
 
 
