@@ -13,6 +13,7 @@ that connection. Only line ends are none: parsers skip them between messages (RF
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Protocol
 
@@ -38,6 +39,7 @@ _KEEP_ALIVE = frozenset({b"", b"keep-alive", b"Keep-Alive"})
 """What `Connection` says most often, and what the parser knows anyway."""
 _BODYLESS = frozenset({204, 304})
 _HEAD_END = b"\r\n\r\n"
+_INTERIM = re.compile(rb"HTTP/1\.[0-9] 1[0-9][0-9][ \r]")
 _HEAD_OF_ITS_OWN = b"HTTP/1.1 200\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -304,10 +306,12 @@ class AnswerReader:
         """`data` has brought the end of a head and what comes behind it, in chunks: from now on it is known where a
         size stands. `stopped`: the parser did not get through. True where another one did, or another word for it."""
         self._chunks_begin = False
-        data = self._end_of_head + data
-        end = behind_head(data, 0)
-        while end is not None and data.startswith(b"HTTP/1.", end):  # those before it were interim ones
-            end = behind_head(data, end)
+        known, data = not self._end_of_head, self._end_of_head + data
+        began, end = 0, behind_head(data, 0)
+        while end is not None and data.startswith(b"HTTP/1.", end):
+            if not known or not _INTERIM.match(data, began):
+                return False  # no interim answer, or not for sure: then this is a size that is none
+            began, end = end, behind_head(data, end)
         if end is None:
             return False
         lines = ChunkLines()
